@@ -1,0 +1,89 @@
+"""Writing so that nothing is ever half-written: a temporary name beside the target, then one rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headscope.core.errors import FileError
+
+
+@contextmanager
+def new_file(path: str | Path) -> Iterator[Path]:
+    """A temporary path to write to; renamed onto `path` if the block succeeds, removed if it does not."""
+    path = Path(path)
+    _check_writable(path)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        # mkstemp makes a private file; give it the rights an ordinary new file would have
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | Path, *, marker: str) -> Iterator[Path]:
+    """A temporary folder to fill; it takes the place of `path` if the block succeeds.
+
+    An existing folder is replaced only if it is empty or holds the file `marker`, which says that we wrote it.
+    """
+    path = Path(path)
+    _check_writable(path)
+    if path.exists() and not (path.is_dir() and ((path / marker).is_file() or not any(path.iterdir()))):
+        raise FileError(f"{path} exists and was not written by headscope (it has no {marker}); choose another place.")
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    old = temporary.with_name(temporary.name + ".old")
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o777 & ~umask)
+        if path.exists():
+            os.rename(path, old)
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            if old.exists():
+                os.rename(old, path)
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_json(path: str | Path, document: Any) -> None:
+    """Write one JSON document atomically."""
+    with new_file(path) as temporary:
+        temporary.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: str | Path, what: str) -> Any:
+    """Read a JSON document; `what` names the file's role in the error."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileError(f"There is no {what} at {path}.") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise FileError(f"The {what} {path} cannot be read ({error}); it is damaged or not a JSON file.") from None
+
+
+def _check_writable(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose a folder you may write to.") from None

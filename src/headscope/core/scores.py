@@ -1,0 +1,103 @@
+"""Scores are plain `xarray.DataArray`s with named dims; these functions make, rank, compare and tabulate them.
+
+Dims come from layer, head, kv_head, neuron, position, query, key, direction, edit, prompt, seed. An interval and a
+count, where a method has them, ride along as the coordinates `ci_low`, `ci_high` and `n`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headscope.core.component import Component
+from headscope.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+#: dims that together with `layer` name a component
+_UNITS = {"head": "head", "kv_head": "kv_head", "neuron": "neuron"}
+_EXTRAS = ("ci_low", "ci_high", "n")
+
+
+def make(
+    values: Any,
+    dims: tuple[str, ...] = ("layer", "head"),
+    *,
+    ci_low: Any = None,
+    ci_high: Any = None,
+    n: Any = None,
+    **attrs: Any,
+) -> xr.DataArray:
+    """Scores from an array (numpy or torch) whose axes are `dims`; integer coordinates count from 0."""
+    import numpy as np
+    import xarray as xr
+
+    def array(given: Any) -> Any:
+        given = given.detach().cpu().double().numpy() if hasattr(given, "detach") else np.asarray(given)
+        return np.broadcast_to(given, shape)
+
+    shape = tuple(values.shape)
+    if len(shape) != len(dims):
+        raise UsageError(f"Scores with dims {dims} need {len(dims)} axes, but the values have shape {shape}.")
+    coords: dict[str, Any] = {dim: range(size) for dim, size in zip(dims, shape, strict=True)}
+    for name, extra in zip(_EXTRAS, (ci_low, ci_high, n), strict=True):
+        if extra is not None:
+            coords[name] = (dims, array(extra))
+    return xr.DataArray(array(values).copy(), dims=dims, coords=coords, name="score", attrs=attrs)
+
+
+def _unit(scores: xr.DataArray) -> str:
+    for dim in _UNITS:
+        if dim in scores.dims and "layer" in scores.dims and scores.ndim == 2:
+            return dim
+    raise UsageError(f"Ranking needs scores with dims (layer, head|kv_head|neuron), but these have {scores.dims}.")
+
+
+def top(scores: xr.DataArray, k: int = 10) -> list[Component]:
+    """The `k` components with the highest scores, best first; equal scores keep layer, then index order."""
+    import numpy as np
+
+    unit = _unit(scores)
+    values = scores.transpose("layer", unit).values
+    order = np.argsort(-np.nan_to_num(values.ravel(), nan=-np.inf), kind="stable")[:k]
+    stack = scores.attrs.get("stack", "")
+    return [Component(stack, int(i // values.shape[1]), _UNITS[unit], int(i % values.shape[1])) for i in order]  # type: ignore[arg-type]
+
+
+def rank(scores: xr.DataArray) -> xr.DataArray:
+    """Ranks from 1 (highest); equal scores share the mean rank."""
+    from scipy.stats import rankdata
+
+    return scores.copy(data=rankdata(-scores.values.ravel()).reshape(scores.shape))
+
+
+def agree(a: xr.DataArray, b: xr.DataArray, k: int = 10) -> dict[str, float]:
+    """Spearman correlation of two scores over the same components and the overlap of their top `k`."""
+    from scipy.stats import spearmanr
+
+    if a.shape != b.shape or a.dims != b.dims:
+        raise UsageError(f"Only scores of equal dims compare, but these have {dict(a.sizes)} and {dict(b.sizes)}.")
+    result = spearmanr(a.values.ravel(), b.values.ravel())
+    overlap = len(set(top(a, k)) & set(top(b, k))) / min(k, a.size)
+    return {"spearman": float(result.statistic), "p": float(result.pvalue), "n": a.size, "overlap_top": overlap}
+
+
+def to_frame(scores: xr.DataArray) -> pd.DataFrame:
+    """Long form: one row a component, columns the dims, then score, ci_low, ci_high, n (absent ones are missing)."""
+    import numpy as np
+
+    frame = scores.to_dataframe(name="score").reset_index()
+    for name in _EXTRAS:
+        if name not in frame:
+            frame[name] = np.nan
+    return frame[[*map(str, scores.dims), "score", *_EXTRAS]]
+
+
+def from_frame(frame: pd.DataFrame, **attrs: Any) -> xr.DataArray:
+    """The reverse of `to_frame`."""
+    dims = tuple(str(column) for column in frame.columns if column not in ("score", *_EXTRAS))
+    indexed = frame.set_index(list(dims))
+    shape = tuple(int(frame[dim].max()) + 1 for dim in dims)
+    parts = {name: indexed[name].values.reshape(shape) for name in _EXTRAS if not frame[name].isna().all()}
+    return make(indexed["score"].values.reshape(shape), dims, **parts, **attrs)
