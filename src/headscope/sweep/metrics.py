@@ -1,0 +1,70 @@
+"""Metrics of the logits at the prompts' positions; one value a prompt, the mean over its positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from headscope.core.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from headscope.tasks import Prompts
+
+Metric = str | Callable[[Tensor], Tensor]
+
+
+def _of(logits: Tensor, ids: Tensor) -> Tensor:
+    return logits.gather(-1, ids[..., None])[..., 0]
+
+
+def _loss(logits: Tensor, target: Tensor, foil: Tensor | None) -> Tensor:
+    return -_of(logits.log_softmax(-1), target)
+
+
+def _prob(logits: Tensor, target: Tensor, foil: Tensor | None) -> Tensor:
+    return _of(logits.softmax(-1), target)
+
+
+def _accuracy(logits: Tensor, target: Tensor, foil: Tensor | None) -> Tensor:
+    return (logits.argmax(-1) == target).to(logits.dtype)
+
+
+def _rank(logits: Tensor, target: Tensor, foil: Tensor | None) -> Tensor:
+    return (logits > _of(logits, target)[..., None]).sum(-1).to(logits.dtype)
+
+
+def _logit(logits: Tensor, target: Tensor, foil: Tensor | None) -> Tensor:
+    return _of(logits, target)
+
+
+def _logit_diff(logits: Tensor, target: Tensor, foil: Tensor | None) -> Tensor:
+    if foil is None:
+        raise UsageError("The metric logit_diff needs prompts with a foil; use loss, prob or accuracy.")
+    return _of(logits, target) - _of(logits, foil)
+
+
+#: name → function of (logits [batch, m, vocab], target [batch, m], foil [batch, m] or None) → [batch, m]
+METRICS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    "loss": _loss, "prob": _prob, "accuracy": _accuracy, "rank": _rank, "logit": _logit, "logit_diff": _logit_diff,
+}  # fmt: skip
+
+
+def measure(metric: Metric, logits: Tensor, prompts: Prompts) -> Tensor:
+    """[batch] values of a metric: a name of METRICS, or a function of the logits [batch, m, vocab].
+
+    Half-precision logits are measured in float32.
+    """
+    if logits.dtype.itemsize < 4:
+        logits = logits.float()
+    if callable(metric):
+        value = metric(logits)
+        if value.ndim != 1 or value.shape[0] != logits.shape[0]:
+            raise UsageError(f"A metric must give one value a prompt, [{logits.shape[0]}], but gave {tuple(value.shape)}.")
+        return value
+    if metric not in METRICS:
+        raise UsageError(f"There is no metric {metric!r}.{nearest(metric, METRICS)}")
+    target = prompts.target.to(logits.device)
+    foil = None if prompts.foil is None else prompts.foil.to(logits.device)
+    return METRICS[metric](logits, target, foil).mean(1)

@@ -1,0 +1,199 @@
+"""Edits are values: what to do, to which components, where. They batch, save, replay and bake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.core.component import Component, components
+from headscope.core.errors import FileError, UsageError
+from headscope.core.files import read_json, write_json
+
+#: the site at which a component of a kind is edited; `layer` skips both of its parts
+SITE = {
+    "head": ("z",), "kv_head": ("k", "v"), "neuron": ("neuron",), "attn": ("attn_out",), "mlp": ("mlp_out",),
+    "resid": ("resid_pre",), "layer": ("attn_out", "mlp_out"),
+}  # fmt: skip
+FORMAT = 1
+
+Components = Component | str | Iterable[Component | str]
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """One change.
+
+    `op`: zero, scale, gate, add, mean, resample, patch, project_out, mask_edges. `value`: a number or a tensor
+    broadcastable to [component, unit], except patch and resample: [component, batch, pos, unit]. `source`: where
+    mean, resample and patch take their values from until they are resolved. `positions`: prompt positions (padding
+    is never one), the word "generated", or None for all. `rows`: batch rows, or None for all. `part`: k, v or kv,
+    for kv heads. `edges`: (query, key) pairs, for mask_edges; None in a pair stands for every position.
+    """
+
+    op: str
+    components: tuple[Component, ...]
+    value: Any = None
+    source: Any = None
+    positions: tuple[int, ...] | str | None = None
+    rows: tuple[int, ...] | None = None
+    part: str = "kv"
+    edges: tuple[tuple[int | None, int | None], ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for component in self.components:
+            if component.kind not in SITE or component.stack or component.expert is not None:
+                raise UsageError(f"{component} cannot be edited yet; edits take heads, kv heads, neurons, MLPs, layers.")
+        if isinstance(self.positions, str) and self.positions != "generated":
+            raise UsageError(f"positions is {self.positions!r}; it takes prompt positions, 'generated', or None for all.")
+        if self.part not in ("k", "v", "kv"):
+            raise UsageError(f"part is {self.part!r}; a kv head's part is k, v or kv.")
+
+    def sites(self, component: Component) -> tuple[str, ...]:
+        """The sites of `trace` at which this edit changes the component."""
+        if self.op == "mask_edges":
+            return ("attn_scores",)
+        if component.kind == "kv_head":
+            return tuple(self.part)
+        return SITE[component.kind]
+
+    def __str__(self) -> str:
+        where = "" if self.positions is None else f" at {self.positions}"
+        value = f" {self.value:g}" if isinstance(self.value, (int, float)) else ""
+        names = [str(c) for c in self.components]
+        shown = ",".join(names if len(names) <= 8 else [*names[:7], f"… {len(names)} in all"])
+        return f"{self.op} {shown}{value}{where}"
+
+
+def _make(op: str, given: Components, value: Any = None, **where: Any) -> Edit:
+    for name in ("positions", "rows"):
+        if isinstance(where.get(name), int):
+            where[name] = (where[name],)
+        elif where.get(name) is not None and not isinstance(where[name], str):
+            where[name] = tuple(int(i) for i in where[name])
+    return Edit(op, components(given), value, **where)
+
+
+def zero(given: Components, **where: Any) -> Edit:
+    """Set to 0. `where`: positions=, rows=, part= as in `Edit`."""
+    return _make("zero", given, **where)
+
+
+def scale(given: Components, factor: float, **where: Any) -> Edit:
+    """Multiply by `factor`."""
+    if not isinstance(factor, (int, float)):
+        raise UsageError(f"scale takes a number, but got {type(factor).__name__}; gate takes a tensor.")
+    return _make("scale", given, float(factor), **where)
+
+
+def gate(given: Components, gates: Tensor, **where: Any) -> Edit:
+    """Multiply by learnable `gates` ([component] or one number as a tensor); gradients reach them."""
+    chosen = components(given)
+    if gates.ndim == 1 and gates.numel() not in (1, len(chosen)):
+        raise UsageError(f"gate was given {gates.numel()} gates for {len(chosen)} components; give one each, or one.")
+    return _make("gate", chosen, gates.reshape(-1, 1), **where)
+
+
+def add(given: Components, vector: Tensor, **where: Any) -> Edit:
+    """Add `vector` ([unit], or [component, unit]): unit is d_head for a head, d_model for attn, mlp, resid."""
+    return _make("add", given, vector, **where)
+
+
+def project_out(given: Components, direction: Tensor, **where: Any) -> Edit:
+    """Remove the part along `direction` ([unit], need not be of unit length)."""
+    if direction.ndim != 1 or float(direction.norm()) == 0.0:
+        raise UsageError("project_out takes one direction that is not zero, as a tensor [unit].")
+    return _make("project_out", given, direction, **where)
+
+
+def mean(given: Components, source: Any, **where: Any) -> Edit:
+    """Replace by the mean over the real positions of `source` (a Run, prompts, text, or a tensor [component, unit])."""
+    return _from("mean", given, source, **where)
+
+
+def resample(given: Components, source: Any, seed: int = 0, **where: Any) -> Edit:
+    """Replace by the values of another row of `source`, drawn by `seed`, at the same positions."""
+    return _from("resample", given, source, seed=seed, **where)
+
+
+def patch(given: Components, source: Any, **where: Any) -> Edit:
+    """Replace by the values of `source` at the same rows and positions (activation patching)."""
+    return _from("patch", given, source, **where)
+
+
+def mask_edges(given: Components, edges: Iterable[tuple[int | None, int | None]], **where: Any) -> Edit:
+    """Forbid heads to attend along (query, key) pairs, before the softmax; None stands for every position."""
+    edit = _make("mask_edges", given, edges=tuple((q, k) for q, k in edges), **where)
+    if not edit.edges or any(component.kind != "head" for component in edit.components):
+        raise UsageError("mask_edges takes heads and at least one (query, key) pair.")
+    return edit
+
+
+def _from(op: str, given: Components, source: Any, **where: Any) -> Edit:
+    if isinstance(source, Tensor) and source.is_floating_point():
+        return _make(op, given, source, **where)
+    return _make(op, given, source=source, **where)
+
+
+def check_edit(edit: Edit, sizes: dict[str, int]) -> None:
+    """Raise UsageError for a component that a model of these sizes does not have."""
+    count = {"head": "n_heads", "kv_head": "n_kv_heads", "neuron": "d_mlp"}
+    for c in edit.components:
+        if c.layer >= sizes["n_layers"]:
+            raise UsageError(f"{c} does not exist: this model has layers 0 to {sizes['n_layers'] - 1}.")
+        if c.kind in count and c.index is not None and c.index >= sizes[count[c.kind]]:
+            raise UsageError(f"{c} does not exist: a layer of this model has {sizes[count[c.kind]]} {c.kind}s.")
+
+
+def save_edits(edits: Edit | list[Edit], path: str | Path) -> None:
+    """Write edits as JSON. Raises UsageError for edits whose values still wait for a source."""
+    edits = [edits] if isinstance(edits, Edit) else edits
+    rows = []
+    for edit in edits:
+        if edit.source is not None:
+            raise UsageError(f"The edit '{edit}' takes its values from a run; resolve(model, edits) makes it savable.")
+        value = edit.value.detach().tolist() if isinstance(edit.value, Tensor) else edit.value
+        rows.append(
+            {
+                "op": edit.op,
+                "components": [str(c) for c in edit.components],
+                "value": value,
+                "tensor": isinstance(edit.value, Tensor),
+                "positions": edit.positions,
+                "rows": edit.rows,
+                "part": edit.part,
+                "edges": edit.edges,
+            }
+        )
+    write_json(path, {"format": "headscope-edits", "format_version": FORMAT, "edits": rows})
+
+
+def load_edits(path: str | Path) -> list[Edit]:
+    """Read a file written by `save_edits`. Raises FileError when it is damaged or newer."""
+    document = read_json(path, "edit file")
+    if not isinstance(document, dict) or document.get("format") != "headscope-edits":
+        raise FileError(f"{path} is not an edit file of headscope.")
+    if document.get("format_version") != FORMAT:
+        raise FileError(f"{path} has edit format {document.get('format_version')}; this version reads {FORMAT}.")
+    try:
+        return [
+            replace(
+                _make(
+                    row["op"],
+                    row["components"],
+                    torch.tensor(row["value"]) if row["tensor"] else row["value"],
+                    positions=row["positions"],
+                    rows=row["rows"],
+                    part=row["part"],
+                ),
+                edges=tuple((q, k) for q, k in row["edges"]),
+            )
+            for row in document["edits"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"The edit file {path} is damaged ({error!r}).") from None

@@ -1,0 +1,314 @@
+"""The one mechanism that owns hooks: everything is read and changed here, and gone on exit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.core.component import Component
+from headscope.core.errors import NotApplicable, UsageError, nearest
+from headscope.model import Model
+from headscope.model.discover import first_tensor
+from headscope.trace.attention import AttentionTap
+from headscope.trace.edit import Edit, check_edit
+
+#: site → dims
+SITES = {
+    "resid_pre": "batch pos d_model",
+    "q_pre": "batch pos head d_head",
+    "k_pre": "batch pos kv_head d_head",
+    "q": "batch pos head d_head",
+    "k": "batch pos kv_head d_head",
+    "v": "batch pos kv_head d_head",
+    "attn_scores": "batch head query key",
+    "pattern": "batch head query key",
+    "z": "batch pos head d_head",
+    "head_out": "batch pos head d_model",
+    "attn_out": "batch pos d_model",
+    "resid_mid": "batch pos d_model",
+    "neuron": "batch pos d_mlp",
+    "mlp_out": "batch pos d_model",
+    "resid_post": "batch pos d_model",
+}
+_INSIDE = {"q", "k", "v", "attn_scores", "pattern"}
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A site to keep. `layers`: which (all by default). `reduce(tensor, layer)`: what to keep instead of the tensor,
+    run inside the pass, so that nothing larger than one layer's tensor ever lives."""
+
+    site: str
+    layers: Iterable[int] | None = None
+    reduce: Callable[[Tensor, int], Any] | None = None
+
+
+@dataclass
+class Where:
+    """Which token of the running batch is which: real or padding, its prompt position, prompt or generated."""
+
+    mask: Tensor | None = None
+    offset: int = 0
+    shape: tuple[int, int] = (0, 0)
+
+    def index(self) -> Tensor:
+        """[batch, pos]: position among the real tokens of its row, -1 at padding."""
+        batch, width = self.shape
+        if self.mask is None:
+            return torch.arange(self.offset, self.offset + width).expand(batch, width)
+        counted = (self.mask.long().cumsum(1) - 1).masked_fill(~self.mask.bool(), -1)
+        return counted[:, -width:].expand(batch, width)
+
+    def select(self, edit: Edit, device: torch.device) -> Tensor:
+        """[batch, pos]: where the edit applies."""
+        index = self.index().to(device)
+        chosen = index >= 0
+        if edit.positions == "generated":
+            chosen = chosen & (self.offset > 0)
+        elif edit.positions is not None:
+            wanted = torch.tensor(edit.positions, device=device)
+            chosen = chosen & torch.isin(index, wanted) & (self.offset == 0)
+        if edit.rows is not None:
+            rows = torch.zeros(index.shape[0], dtype=torch.bool, device=device)
+            if max(edit.rows) >= index.shape[0]:
+                raise UsageError(f"Row {max(edit.rows)} does not exist: the batch has {index.shape[0]} rows.")
+            rows[list(edit.rows)] = True
+            chosen = chosen & rows[:, None]
+        return chosen
+
+
+@dataclass
+class Pass:
+    """What one or more forward passes read and change; `stored[site][layer]` holds what was captured."""
+
+    model: Model
+    captures: list[Capture]
+    edits: list[Edit]
+    grad: bool = False
+    stored: dict[str, dict[int, Any]] = field(default_factory=dict)
+    where: Where = field(default_factory=Where)
+
+    def __post_init__(self) -> None:
+        anatomy = self.model.anatomy
+        sizes = {name: getattr(anatomy, name) for name in ("n_layers", "n_heads", "n_kv_heads", "d_mlp")}
+        self._reads: dict[tuple[str, int], list[Capture]] = {}
+        self._changes: dict[tuple[str, int], list[tuple[Edit, Component, int]]] = {}
+        for capture in self.captures:
+            if capture.site not in SITES:
+                raise UsageError(f"There is no site {capture.site!r} to capture.{nearest(capture.site, SITES)}")
+            if capture.site == "resid_mid" and anatomy.parts.parallel:
+                raise NotApplicable("This model adds attention and MLP in parallel; there is no resid_mid in its blocks.")
+            for layer in range(anatomy.n_layers) if capture.layers is None else capture.layers:
+                if not 0 <= layer < anatomy.n_layers:
+                    raise UsageError(f"Layer {layer} does not exist: this model has layers 0 to {anatomy.n_layers - 1}.")
+                self._reads.setdefault((capture.site, layer), []).append(capture)
+        for edit in self.edits:
+            if edit.source is not None:
+                raise UsageError(f"The edit '{edit}' still waits for its source; call resolve(model, edits) first.")
+            check_edit(edit, sizes)
+            for i, component in enumerate(edit.components):
+                for site in edit.sites(component):
+                    self._changes.setdefault((site, component.layer), []).append((edit, component, i))
+        if any(site == "neuron" for site, _ in {**self._reads, **self._changes}) and anatomy.blocks[0].down is None:
+            raise NotApplicable("This model's MLPs are experts or absent; their neurons cannot be captured or edited yet.")
+
+    def _wants(self, site: str, layer: int) -> bool:
+        return (site, layer) in self._reads or (site, layer) in self._changes
+
+    def _visit(self, site: str, layer: int, x: Tensor) -> Tensor:
+        """Change a tensor as the edits say, then keep what the captures want; returns the tensor to go on with."""
+        if (site, layer) in self._changes:
+            x = self._apply(site, x, self._changes[site, layer])
+        for capture in self._reads.get((site, layer), ()):
+            kept = x if self.grad else x.detach()
+            if capture.reduce is not None:
+                kept = capture.reduce(kept, layer)
+            elif site in ("attn_out", "mlp_out", "resid_mid") and not self.grad:
+                kept = kept.clone()  # some blocks add in place afterwards
+            self.stored.setdefault(site, {})[layer] = kept
+        return x
+
+    def _apply(self, site: str, x: Tensor, changes: list[tuple[Edit, Component, int]]) -> Tensor:
+        x = x.clone()
+        for edit, component, i in changes:
+            if edit.op == "mask_edges":
+                self._mask(x, edit, component)
+                continue
+            chosen = self.where.select(edit, x.device)
+            if x.shape[:2] != chosen.shape:  # keys and values of a cache reach further back than this pass
+                chosen = torch.nn.functional.pad(chosen, (x.shape[1] - chosen.shape[1], 0))
+            index = (..., component.index, slice(None)) if x.ndim == 4 else (...,)
+            if site == "neuron":
+                index = (..., slice(component.index, component.index + 1))  # type: ignore[operator]
+            unit = x[index]
+            x[index] = torch.where(chosen[..., None], _changed(edit, unit, i), unit)
+        return x
+
+    def _mask(self, scores: Tensor, edit: Edit, component: Component) -> None:
+        query = self.where.select(edit, scores.device)  # [batch, query]
+        index = self.where.index().to(scores.device)
+        for q, k in edit.edges:
+            rows = query if q is None else query & (index == q)
+            keys = torch.ones_like(index, dtype=torch.bool) if k is None else index == k
+            if keys.shape[1] != scores.shape[-1]:
+                raise UsageError("mask_edges works on prompts, not on tokens generated with a cache.")
+            hit = rows[:, :, None] & keys[:, None, :]
+            scores[:, component.index] = scores[:, component.index].masked_fill(hit, torch.finfo(scores.dtype).min)
+
+    @contextmanager
+    def installed(self) -> Iterator[Pass]:
+        """Hooks on the model while the block runs, and none of them after it."""
+        self._handles: list[Any] = []
+        self._taps: list[AttentionTap] = []
+        try:
+            for layer in range(self.model.anatomy.n_layers):
+                self._hook_layer(layer)
+            first = self.model.anatomy.blocks[0].block
+            self._handles.append(first.register_forward_pre_hook(self._note_shape, with_kwargs=True, prepend=True))
+            self._handles.append(self.model.hf.register_forward_pre_hook(self._note_batch, with_kwargs=True))
+            yield self
+        finally:
+            for handle in self._handles:
+                handle.remove()
+
+    def _note_batch(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        mask = kwargs.get("attention_mask")
+        self.where.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        past = [value for value in kwargs.values() if hasattr(value, "get_seq_length")]
+        self.where.offset = int(past[0].get_seq_length()) if past else 0
+
+    def _note_shape(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        self.where.shape = (hidden.shape[0], hidden.shape[1])
+
+    def _hook_layer(self, layer: int) -> None:
+        anatomy, block = self.model.anatomy, self.model.anatomy.blocks[layer]
+        shape_z = (anatomy.n_heads, anatomy.d_head)
+        pre, post = self._on_input, self._on_output
+        mid_needed = self._wants("resid_mid", layer) and anatomy.parts.norm_placement != "post"
+        if self._wants("resid_pre", layer) or mid_needed or (self.grad and layer == 0):
+            pre(block.block, layer, ["resid_pre"])
+        if self._wants("z", layer) or self._wants("head_out", layer):
+            pre(block.o, layer, ["z"], shape_z)
+        if self._wants("neuron", layer):
+            pre(block.down, layer, ["neuron"])
+        if self._wants("attn_out", layer) or mid_needed:
+            post(block.attn_out, layer, "attn_out")
+        if self._wants("resid_mid", layer) and not mid_needed:
+            post(block.norm_attn, layer, "resid_mid")
+        if self._wants("mlp_out", layer):
+            if block.mlp_out is None:
+                raise NotApplicable(f"Layer {layer} has no MLP.")
+            post(block.mlp_out, layer, "mlp_out")
+        if self._wants("resid_post", layer):
+            post(block.block, layer, "resid_post")
+        for which in ("q", "k"):
+            if self._wants(f"{which}_pre", layer):
+                self._on_projection(which, layer)
+        if inside := {site for site in _INSIDE if self._wants(site, layer)}:
+            self._tap(layer, inside)
+
+    def _on_input(self, module: nn.Module | None, layer: int, sites: list[str], split: tuple[int, int] | None = None) -> None:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            named = not args
+            x = kwargs["hidden_states"] if named else args[0]
+            if self.grad and layer == 0 and sites == ["resid_pre"] and not x.requires_grad:
+                x = x.detach().requires_grad_()
+            shaped = x.view(*self.where.shape, *split) if split else x.view(*self.where.shape, -1)
+            made = shaped
+            for site in sites:
+                made = self._visit(site, layer, made)
+            if sites == ["z"] and self._wants("head_out", layer):
+                self._visit("head_out", layer, self._head_out(made, layer))
+            if sites == ["resid_pre"]:
+                self._resid_pre = made
+            if made is shaped and not self.grad:
+                return None
+            made = made.reshape(x.shape)
+            return (args, {**kwargs, "hidden_states": made}) if named else ((made, *args[1:]), kwargs)
+
+        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))  # type: ignore[union-attr]
+
+    def _head_out(self, z: Tensor, layer: int) -> Tensor:
+        anatomy = self.model.anatomy
+        weights = torch.stack([anatomy.W_O(layer, h) for h in range(anatomy.n_heads)])
+        return torch.einsum("bphd,hdm->bphm", z, weights)
+
+    def _on_output(self, module: nn.Module | None, layer: int, site: str) -> None:
+        mid = site == "attn_out" and self._wants("resid_mid", layer) and self.model.anatomy.parts.norm_placement != "post"
+
+        def hook(_: nn.Module, args: Any, output: Any) -> Any:
+            x = first_tensor(output)
+            shaped = x.view(*self.where.shape, -1)
+            made = self._visit(site, layer, shaped)
+            if mid:
+                changed = self._visit("resid_mid", layer, self._resid_pre + made)
+                if ("resid_mid", layer) in self._changes:
+                    made = changed - self._resid_pre
+            if made is shaped and not self.grad:
+                return None
+            made = made.reshape(x.shape)
+            return made if isinstance(output, Tensor) else (made, *output[1:])
+
+        self._handles.append(module.register_forward_hook(hook))  # type: ignore[union-attr]
+
+    def _on_projection(self, which: str, layer: int) -> None:
+        anatomy = self.model.anatomy
+        module = anatomy.qkv_columns(which, 0, layer)[0]
+
+        def hook(_: nn.Module, args: Any, output: Tensor) -> None:
+            self._visit(f"{which}_pre", layer, anatomy.split_qkv(which, output.view(*self.where.shape, -1), layer))
+
+        self._handles.append(module.register_forward_hook(hook))
+
+    def _tap(self, layer: int, sites: set[str]) -> None:
+        anatomy, module = self.model.anatomy, self.model.anatomy.blocks[layer].attn
+        edited = {site for site in sites if (site, layer) in self._changes}
+
+        def enter(_: nn.Module, args: Any) -> None:
+            tap = AttentionTap(
+                anatomy.n_heads, anatomy.n_kv_heads, anatomy.d_head, sites, edited,
+                lambda site, x: self._visit(site, layer, x),
+            )  # fmt: skip
+            self._taps.append(tap)
+            tap.__enter__()
+
+        def leave(_: nn.Module, args: Any, output: Any) -> None:
+            tap = self._taps.pop()
+            tap.__exit__(None, None, None)
+            if not tap.seen and output is not None:
+                backend = getattr(self.model.hf.config, "_attn_implementation", "this one")  # type: ignore[union-attr]
+                raise NotApplicable(
+                    f"The attention backend {backend!r} hides its {', '.join(sorted(sites))}; "
+                    "load the model with attn='sdpa' or attn='eager'."
+                )
+
+        self._handles.append(module.register_forward_pre_hook(enter))
+        self._handles.append(module.register_forward_hook(leave, always_call=True))
+
+
+def _changed(edit: Edit, unit: Tensor, i: int) -> Tensor:
+    """The new value of one component's tensor [batch, pos, unit]."""
+    value = edit.value
+    if isinstance(value, Tensor):
+        # a tensor with one entry a component is indexed, any other one is shared
+        per = 4 if edit.op in ("patch", "resample") else 2
+        value = value.to(unit.device, unit.dtype)
+        value = value[i if value.shape[0] > 1 else 0] if value.ndim >= per else value
+    if edit.op == "zero":
+        return torch.zeros_like(unit)
+    if edit.op in ("scale", "gate"):
+        return unit * value
+    if edit.op == "project_out":
+        direction = value / value.norm()
+        return unit - (unit @ direction)[..., None] * direction
+    try:
+        return (unit + value) if edit.op == "add" else value.expand_as(unit)  # type: ignore[union-attr]
+    except RuntimeError:
+        shape = tuple(value.shape)  # type: ignore[union-attr]
+        raise UsageError(f"The edit '{edit}' has values of shape {shape}, which do not fit {tuple(unit.shape)}.") from None

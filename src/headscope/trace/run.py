@@ -1,0 +1,186 @@
+"""`trace`: one forward pass that captures and edits; `edited`: the same edits on the model's own methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headscope.core.errors import UsageError
+from headscope.model import Model
+from headscope.trace.edit import Edit
+from headscope.trace.hooks import SITES, Capture, Pass
+
+if TYPE_CHECKING:
+    from headscope.tasks import Prompts
+
+#: what `trace` takes as inputs
+Inputs = "str | list[str] | Tensor | Prompts | dict[str, Any]"
+
+
+@dataclass(eq=False)
+class Run:
+    """What a pass gave: `run["z", 3]` is one layer's tensor, `run["z"]` all of them stacked [layer, …].
+
+    `logits` [batch, pos, vocab] has the positions asked for. `tokens` and `mask` [batch, pos] are None for inputs
+    that are not token ids.
+    """
+
+    stored: dict[str, dict[int, Any]]
+    logits: Tensor | None
+    tokens: Tensor | None
+    mask: Tensor | None
+
+    def __getitem__(self, key: str | tuple[str, int]) -> Any:
+        site, layer = (key, None) if isinstance(key, str) else key
+        if site not in self.stored:
+            raise UsageError(f"{site!r} was not captured in this run; captured are: {', '.join(self.stored) or 'none'}.")
+        layers = self.stored[site]
+        if layer is not None:
+            if layer not in layers:
+                raise UsageError(f"{site} was captured in layers {sorted(layers)}, not in layer {layer}.")
+            return layers[layer]
+        values = [layers[i] for i in sorted(layers)]
+        return torch.stack(values) if all(isinstance(value, Tensor) for value in values) else values
+
+    def __contains__(self, site: str) -> bool:
+        return site in self.stored
+
+
+def trace(
+    model: Model,
+    inputs: Any,
+    capture: str | Capture | Iterable[str | Capture] = (),
+    edits: Edit | Iterable[Edit] = (),
+    *,
+    layers: Iterable[int] | None = None,
+    logits: str | Tensor | None = "all",
+    grad: bool = False,
+) -> Run:
+    """Run the model once over `inputs`, keep what `capture` names, change what `edits` say.
+
+    `inputs`: text, a list of texts, token ids [batch, pos], Prompts, or keyword arguments of the Hugging Face model.
+    `layers` restricts the sites given as plain names. `logits`: "all", "last" (each row's last real token), positions
+    [batch, m], or None. `grad=True` keeps the graph, so that gradients reach captures and gates.
+    """
+    given = [capture] if isinstance(capture, (str, Capture)) else list(capture)
+    layers = None if layers is None else tuple(layers)
+    captures = [Capture(item, layers) if isinstance(item, str) else item for item in given]
+    tokens, mask, kwargs = prepare(model, inputs)
+    edits = resolve(model, edits)
+    working = Pass(model, captures, edits, grad)
+    with working.installed(), torch.set_grad_enabled(grad), _positions(model, mask, logits):
+        output = model.hf(**kwargs)
+    found = getattr(output, "logits", None)
+    return Run(working.stored, found if logits is not None else None, tokens, mask)
+
+
+@contextmanager
+def edited(model: Model, edits: Edit | Iterable[Edit]) -> Iterator[Any]:
+    """The Hugging Face model with the edits in force: `with edited(model, zero("L5H3")) as hf: hf.generate(...)`.
+
+    Everything is restored on exit, also after an error.
+    """
+    with Pass(model, [], resolve(model, edits)).installed():
+        yield model.hf
+
+
+def prepare(model: Model, inputs: Any) -> tuple[Tensor | None, Tensor | None, dict[str, Any]]:
+    """Token ids, mask, and the keyword arguments to call the Hugging Face model with.
+
+    The mask goes to the model only where there is padding; with it go the positions, which most decoders would
+    otherwise count through the padding.
+    """
+    if isinstance(inputs, dict):
+        return None, None, inputs
+    if hasattr(inputs, "positions") and hasattr(inputs, "tokens"):
+        tokens, mask = model.tokens(inputs.tokens)
+        mask = mask if inputs.mask is None else inputs.mask.to(mask.device).bool()
+    else:
+        tokens, mask = model.tokens(inputs)
+    kwargs: dict[str, Any] = {"input_ids": tokens}
+    if not bool(mask.all()):
+        kwargs["attention_mask"] = mask.long()
+        if model.is_causal and "position_ids" in _arguments(model):
+            kwargs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
+    if "use_cache" in _arguments(model):
+        kwargs["use_cache"] = False
+    return tokens, mask, kwargs
+
+
+def _arguments(model: Model) -> set[str]:
+    import inspect
+
+    return set(inspect.signature(model.hf.forward).parameters)
+
+
+@contextmanager
+def _positions(model: Model, mask: Tensor | None, logits: str | Tensor | None) -> Iterator[None]:
+    """Let the unembedding see only the positions asked for: it is a fifth of a small model's work."""
+    unembed = model.anatomy.parts.unembed
+    if isinstance(logits, str) and logits not in ("all", "last"):
+        raise UsageError(f"logits is {logits!r}; it takes 'all', 'last', positions [batch, m], or None.")
+    if unembed is None or (isinstance(logits, str) and logits == "all"):
+        yield
+        return
+
+    def narrow(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+        hidden = args[0]
+        if logits is None:
+            return (hidden[:, :0],)
+        if isinstance(logits, str):
+            last = hidden.shape[1] - 1
+            at = torch.full((hidden.shape[0], 1), last) if mask is None else _last(mask)
+        else:
+            at = logits
+        return (hidden.gather(1, at.to(hidden.device)[:, :, None].expand(-1, -1, hidden.shape[-1])),)
+
+    handle = unembed.register_forward_pre_hook(narrow)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _last(mask: Tensor) -> Tensor:
+    """[batch, 1]: index of each row's last real token."""
+    return (mask.long() * torch.arange(mask.shape[1], device=mask.device)).argmax(1, keepdim=True)
+
+
+def resolve(model: Model, edits: Edit | Iterable[Edit]) -> list[Edit]:
+    """Edits with the values of mean, resample and patch filled in from their sources, ready to save or bake."""
+    edits = [edits] if isinstance(edits, Edit) else list(edits)
+    return [edit if edit.source is None else _resolve(model, edit) for edit in edits]
+
+
+def _resolve(model: Model, edit: Edit) -> Edit:
+    sites = {site for component in edit.components for site in edit.sites(component)}
+    if len(sites) > 1:
+        raise UsageError(f"The edit '{edit}' would need values of several sites ({', '.join(sorted(sites))}); split it.")
+    (site,) = sites
+    run = edit.source
+    if not isinstance(run, Run):
+        run = trace(model, run, [Capture(site, sorted({c.layer for c in edit.components}))], logits=None)
+    values = []
+    for component in edit.components:
+        x = run[site, component.layer]
+        x = x[..., component.index, :] if x.ndim == 4 else x
+        x = x[..., component.index, None] if site == "neuron" else x
+        if edit.op == "mean":
+            real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if run.mask is None else run.mask
+            x = x[real].mean(0)
+        elif edit.op == "resample":
+            if x.shape[0] < 2:
+                raise UsageError("resample needs a source of at least two rows.")
+            generator = torch.Generator().manual_seed(edit.seed)
+            shift = int(torch.randint(1, x.shape[0], (1,), generator=generator))
+            x = x.roll(shift, 0)
+        values.append(x)
+    return replace(edit, value=torch.stack(values), source=None)
+
+
+__all__ = ["SITES", "Run", "edited", "prepare", "resolve", "trace"]
