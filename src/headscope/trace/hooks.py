@@ -145,7 +145,7 @@ class Pass:
             index = (..., component.index, slice(None)) if x.ndim == 4 else (...,)
             if site == "neuron":
                 index = (..., slice(component.index, component.index + 1))  # type: ignore[operator]
-            unit = x[index]
+            unit = x[index].clone()  # autograd keeps it, and x changes under it
             x[index] = torch.where(chosen[..., None], _changed(edit, unit, i), unit)
         return x
 
