@@ -1,0 +1,5 @@
+"""Prompts whose right answer is known, with a baseline."""
+
+from headscope.tasks.base import Baseline, Case, Prompts, baseline, from_cases, from_jsonl, make, names
+
+__all__ = ["Baseline", "Case", "Prompts", "baseline", "from_cases", "from_jsonl", "make", "names"]

@@ -1,0 +1,177 @@
+"""What a task gives: prompts whose right answer is known, and whether the model can do them at all."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headscope.core.errors import NotApplicable, UsageError, nearest
+from headscope.sweep import clean
+
+if TYPE_CHECKING:
+    from headscope.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """Prompts of a task.
+
+    `tokens` [prompt, pos]; `positions` [prompt, m]: where the next token is scored; `target`, `foil` [prompt, m]: the
+    right and the wrong next token there; `mask` [prompt, pos]: True at real tokens (None: all are); `corrupt`
+    [prompt, pos]: the same prompts with the deciding token changed; `metric`: the task's own; `chance`: accuracy of a
+    guess; `meta`: what else a method may need.
+    """
+
+    name: str
+    seed: int
+    tokens: Tensor
+    positions: Tensor
+    target: Tensor
+    foil: Tensor | None = None
+    mask: Tensor | None = None
+    corrupt: Tensor | None = None
+    metric: str = "loss"
+    chance: float = 0.0
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[0])
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """How well the unedited model does: `able` says whether its accuracy is clearly above chance."""
+
+    accuracy: float
+    chance: float
+    able: bool
+    reason: str
+
+
+def names() -> list[str]:
+    """The tasks: one module of this package each."""
+    folder = Path(__file__).parent
+    return sorted(p.stem.replace("_", "-") for p in folder.glob("[a-z]*.py") if p.stem not in ("base",))
+
+
+def make(name: str, model: Model, n: int = 12, seed: int = 0, **options: Any) -> Prompts:
+    """`n` prompts of the task `name`, drawn by `seed`. Options are those of the task's own `make`."""
+    if name not in names():
+        raise UsageError(f"There is no task {name!r}.{nearest(name, names())}")
+    if n < 1:
+        raise UsageError(f"A task needs at least one prompt, but n is {n}.")
+    module = importlib.import_module(f"headscope.tasks.{name.replace('-', '_')}")
+    try:
+        return module.make(model, n, seed, **options)  # type: ignore[no-any-return]
+    except TypeError as error:
+        if options and "unexpected keyword" in str(error):
+            raise UsageError(f"The task {name} has no such option: {', '.join(options)}.") from None
+        raise
+
+
+def baseline(model: Model, prompts: Prompts) -> Baseline:
+    """Accuracy of the plain model at the scored positions, against chance."""
+    accuracy = float(clean(model, prompts, "accuracy").mean())
+    floor = max(2 * prompts.chance, prompts.chance + 0.1)
+    able = accuracy >= floor
+    word = "can" if able else "cannot"
+    reason = f"the model {word} do {prompts.name}: accuracy {accuracy:.2f}, needed {floor:.2f}, chance {prompts.chance:.2f}"
+    return Baseline(accuracy, prompts.chance, able, reason)
+
+
+def one_token(model: Model, text: str) -> int | None:
+    """The id of a text that is one token, else None."""
+    ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return int(ids[0]) if len(ids) == 1 else None
+
+
+def needs_tokenizer(model: Model, task: str) -> None:
+    """Raise NotApplicable where the model has no tokenizer."""
+    if model.tokenizer is None:
+        raise NotApplicable(f"The task {task} is made of text, and {model.name} was loaded without a tokenizer.")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One text prompt with its answer, and where there are any its foil and corrupted twin."""
+
+    prompt: str
+    answer: str
+    foil: str | None = None
+    corrupt: str | None = None
+
+
+def from_cases(
+    model: Model, name: str, cases: list[Case], n: int, seed: int, *, metric: str, chance: float
+) -> Prompts:
+    """Prompts with one answer token at the last position.
+
+    A case whose answer (or foil) is not one token, or whose corrupted twin has another length, is dropped; prompts are
+    padded as the model's other inputs are.
+    """
+    needs_tokenizer(model, name)
+    rng = random.Random(seed)
+    cases = list(cases)
+    rng.shuffle(cases)
+    kept: list[tuple[Case, int, int]] = []
+    for case in cases:
+        answer = one_token(model, case.answer)
+        foil = answer if case.foil is None else one_token(model, case.foil)
+        if answer is None or foil is None:
+            continue
+        if case.corrupt is not None:
+            sizes = {len(model.tokenizer(text)["input_ids"]) for text in (case.prompt, case.corrupt)}
+            if len(sizes) > 1:
+                continue
+        kept.append((case, answer, foil))
+        if len(kept) == n:
+            break
+    if not kept:
+        raise NotApplicable(f"No prompt of the task {name} has an answer that is one token for {model.name}.")
+    tokens, mask = model.tokens([case.prompt for case, _, _ in kept])
+    last = (mask.long() * torch.arange(mask.shape[1], device=mask.device)).argmax(1, keepdim=True)
+    corrupt = None
+    if all(case.corrupt is not None for case, _, _ in kept):
+        corrupt = model.tokens([str(case.corrupt) for case, _, _ in kept])[0]
+    has_foil = all(case.foil is not None for case, _, _ in kept)
+    return Prompts(
+        name=name,
+        seed=seed,
+        tokens=tokens,
+        positions=last,
+        target=torch.tensor([[answer] for _, answer, _ in kept], device=tokens.device),
+        foil=torch.tensor([[foil] for _, _, foil in kept], device=tokens.device) if has_foil else None,
+        mask=None if bool(mask.all()) else mask,
+        corrupt=corrupt,
+        metric=metric if has_foil or metric != "logit_diff" else "loss",
+        chance=chance,
+        meta={"cases": [case for case, _, _ in kept]},
+    )
+
+
+def from_jsonl(path: str | Path, model: Model, seed: int = 0) -> Prompts:
+    """A task from a file of JSON lines: `prompt`, `answer`, optional `foil`, `corrupt`."""
+    import json
+
+    cases = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The task file {path} cannot be read ({error}).") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            cases.append(Case(row["prompt"], row["answer"], row.get("foil"), row.get("corrupt")))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UsageError(f"{path}, line {number}: expected a JSON object with `prompt` and `answer`.") from None
+    if not cases:
+        raise UsageError(f"The task file {path} has no prompts.")
+    return from_cases(model, Path(path).stem, cases, len(cases), seed, metric="logit_diff", chance=0.0)
