@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPAT := .venv-compat
 export HF_HUB_OFFLINE ?= 1
 
 .PHONY: venv demo test check test-compat
@@ -33,8 +34,13 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-compat:
-	$(PYTHON) -m venv .venv-compat
-	.venv-compat/bin/pip install --quiet -c constraints.txt torch
-	.venv-compat/bin/pip install --quiet "transformers==4.57.*" -e ".[dev]"
-	.venv-compat/bin/python -m pytest -q tests/families
+# the oldest transformers we promise, in an environment of its own
+$(COMPAT)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/python -m pip install --quiet --upgrade pip
+	$(COMPAT)/bin/pip install --quiet -c constraints.txt torch
+	$(COMPAT)/bin/pip install --quiet "transformers==4.57.*" -e ".[dev]"
+	touch $@
+
+test-compat: $(COMPAT)/.installed
+	$(COMPAT)/bin/python -m pytest -q tests/families
