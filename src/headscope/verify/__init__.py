@@ -1,0 +1,7 @@
+"""Prove a role: controls, paired seeds, intervals, verdicts."""
+
+from headscope.verify.roles import ROLES, Role, get_role
+from headscope.verify.stats import bootstrap_interval, holm, sign_flip_p
+from headscope.verify.verify import Verdict, decide, verify
+
+__all__ = ["ROLES", "Role", "Verdict", "bootstrap_interval", "decide", "get_role", "holm", "sign_flip_p", "verify"]

@@ -1,0 +1,181 @@
+"""No score is called a role until an intervention shows it, against matched random heads, over paired seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from headscope.core.component import Component, components
+from headscope.core.errors import NotApplicable, UsageError
+from headscope.core.scores import top
+from headscope.methods.run import score
+from headscope.model import Model
+from headscope.sweep import clean, sweep
+from headscope.tasks import baseline, make
+from headscope.trace import zero
+from headscope.verify.controls import matched_sets
+from headscope.verify.roles import Role, get_role
+from headscope.verify.stats import bootstrap_interval, sign_flip_p
+
+#: an interval inside ± this share of the clean value is called no effect
+MARGIN = 0.02
+ALPHA = 0.05
+#: seeds of the held-out prompts start here, so that they never meet those the heads were chosen on
+HELD_OUT = 10_000
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was tested and what came of it.
+
+    `effect`, `control_*`: change of the metric from the clean run, mean over seeds. `diff_ci_*`: interval of effect
+    minus control. `p` is corrected where several roles were tested together, `p_raw` is not. `dose`: rows {k, effect,
+    control_mean}. `side_effect`: change of plain-text loss under the chosen heads (NaN where not measured).
+    """
+
+    role: str
+    method: str
+    k: int
+    components: list[str]
+    metric: str
+    direction: int
+    clean: float
+    effect: float
+    control_mean: float
+    control_sd: float
+    control_extreme: float
+    diff_ci_low: float
+    diff_ci_high: float
+    p: float
+    p_raw: float
+    n_seeds: int
+    n_controls: int
+    side_effect: float
+    verdict: str
+    reason: str
+    dose: list[dict[str, float]] = field(default_factory=list)
+    control_effects: list[float] = field(default_factory=list)
+
+
+def decide(v: Verdict, p: float) -> Verdict:
+    """The verdict under a corrected p, with its reason in words."""
+    sign = v.direction
+    low, high = sorted((sign * v.diff_ci_low, sign * v.diff_ci_high))
+    beyond = sign * v.effect > sign * v.control_extreme
+    margin = MARGIN * max(abs(v.clean), 1e-9)
+    figures = f"effect {v.effect:+.3g} against {v.control_mean:+.3g} under random heads, p = {p:.2g}"
+    if p <= ALPHA and low > 0 and beyond:
+        return replace(v, p=p, verdict="supported", reason=f"{figures}; beyond all but the allowed control sets")
+    if high < margin:
+        where = "on the wrong side of the controls" if high < 0 else f"no larger than the margin of {margin:.2g}"
+        return replace(v, p=p, verdict="not supported", reason=f"{figures}; the difference is {where}")
+    missing = [
+        word
+        for word, fails in (("p is above 0.05", p > ALPHA), ("the interval holds 0", low <= 0), ("a control set does as much", not beyond))
+        if fails
+    ]  # fmt: skip
+    return replace(v, p=p, verdict="inconclusive", reason=f"{figures}; {', '.join(missing)}")
+
+
+def verify(
+    model: Model,
+    role: str | Role,
+    components: Component | str | Iterable[Component | str] | None = None,
+    *,
+    seed: int = 0,
+    n_seeds: int = 12,
+    n_controls: int = 20,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Test a role on held-out prompts: the chosen heads' z is zeroed, and so are `n_controls` matched random sets.
+
+    `components`: the heads claimed to have the role; without them, the top k of the role's method. Prompts are paired:
+    the same `n_seeds` prompts under every set. Raises UsageError for an unknown role or components that are not heads.
+    """
+    if n_seeds < 5 or n_controls < 2:
+        raise UsageError(f"verify needs at least 5 seeds and 2 control sets, but got {n_seeds} and {n_controls}.")
+    row = role if isinstance(role, Role) else get_role(role)
+    try:
+        chosen = _chosen(model, row, components, seed)
+        prompts = make(row.task, model, n_seeds, HELD_OUT + seed, **row.task_options)
+        base = baseline(model, prompts)
+    except NotApplicable as error:
+        return _untestable(row, str(error))
+    if not base.able:
+        return _untestable(row, base.reason)
+    anatomy = model.anatomy
+    controls, borrowed = matched_sets(chosen, anatomy.n_layers, anatomy.n_heads, n_controls, seed)
+    sizes = sorted({size for size in (1, 2, 4, 8, 16) if size < len(chosen)})
+    doses = [(size, chosen[:size]) for size in sizes]
+    # for the curve, a few random sets cut to each size are enough
+    few = [(size, sets[:size]) for size in sizes for sets in _shuffled(controls[:3], seed)]
+    plan = [chosen, *controls, *(s for _, s in doses), *(s for _, s in few)]
+    before = clean(model, prompts, row.metric).double().cpu().numpy()
+    values = sweep(model, prompts, [[zero(s)] for s in plan], row.metric, progress=progress).values - before
+    effect, control = values[0], values[1 : 1 + n_controls]
+    rest = values[1 + n_controls :].mean(1)
+    dose = [
+        {
+            "k": float(size),
+            "effect": float(rest[i]),
+            "control_mean": float(np.mean([rest[len(doses) + j] for j, (s, _) in enumerate(few) if s == size])),
+        }
+        for i, (size, _) in enumerate(doses)
+    ]
+    dose.append({"k": float(len(chosen)), "effect": float(effect.mean()), "control_mean": float(control.mean())})
+    means = row.direction * control.mean(1)
+    extreme = float(row.direction * (np.quantile(means, 0.975) if n_controls >= 40 else means.max()))
+    p = sign_flip_p(row.direction * (effect - control.mean(0)), seed=seed)
+    low, high = bootstrap_interval(effect, control, seed=seed)
+    found = Verdict(
+        role=row.name, method=row.method, k=len(chosen), components=[str(c) for c in chosen], metric=row.metric,
+        direction=row.direction, clean=float(before.mean()), effect=float(effect.mean()),
+        control_mean=float(control.mean()), control_sd=float(control.mean(1).std(ddof=1)), control_extreme=extreme,
+        diff_ci_low=low, diff_ci_high=high, p=p, p_raw=p, n_seeds=len(before), n_controls=n_controls,
+        side_effect=_side_effect(model, row, chosen, seed), verdict="", reason="", dose=dose,
+        control_effects=[float(value) for value in control.mean(1)],
+    )  # fmt: skip
+    found = decide(found, p)
+    if borrowed:
+        found = replace(found, reason=f"{found.reason}; some controls come from the nearest layers")
+    return found
+
+
+def _chosen(model: Model, row: Role, given: Any, seed: int) -> list[Component]:
+    if given is None:
+        return top(score(model, row.method, seed=seed), row.k)
+    chosen = list(components(given))
+    if any(c.kind != "head" for c in chosen):
+        raise UsageError("verify tests attention heads; name them like L5H3.")
+    known = set(model.heads())
+    if unknown := [str(c) for c in chosen if c not in known]:
+        raise UsageError(f"{', '.join(unknown)} does not exist in {model.name}, which has {model.anatomy.n_layers} layers "
+                         f"of {model.anatomy.n_heads} heads, counted from 0.")  # fmt: skip
+    return chosen
+
+
+def _shuffled(sets: list[list[Component]], seed: int) -> list[list[Component]]:
+    import random
+
+    rng = random.Random(seed)
+    return [rng.sample(s, len(s)) for s in sets]
+
+
+def _side_effect(model: Model, row: Role, chosen: list[Component], seed: int) -> float:
+    if row.task == "plain-text" or model.tokenizer is None:
+        return float("nan")
+    text = make("plain-text", model, 4, HELD_OUT + seed)
+    return float(sweep(model, text, [zero(chosen)], "loss").mean() - clean(model, text, "loss").double().mean().item())
+
+
+def _untestable(row: Role, reason: str) -> Verdict:
+    nan = float("nan")
+    return Verdict(
+        role=row.name, method=row.method, k=row.k, components=[], metric=row.metric, direction=row.direction, clean=nan,
+        effect=nan, control_mean=nan, control_sd=nan, control_extreme=nan, diff_ci_low=nan, diff_ci_high=nan, p=nan,
+        p_raw=nan, n_seeds=0, n_controls=0, side_effect=nan, verdict="not testable", reason=reason,
+    )  # fmt: skip
