@@ -1,0 +1,142 @@
+"""One HTML file that opens anywhere: no network, no scripts, light and dark, every token escaped."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from headscope.atlas import Atlas
+    from headscope.verify import Verdict
+
+_STYLE = """
+:root{--bg:#fff;--ink:#1d2430;--soft:#5d6878;--line:#d9dee6;--on:37,99,195;--off:190,60,60}
+@media(prefers-color-scheme:dark){:root{--bg:#14181f;--ink:#e6eaf0;--soft:#98a3b3;--line:#323a47;--on:110,168,255;--off:255,130,120}}
+body{background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,sans-serif;max-width:1180px;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem;margin:0}h2{font-size:1.15rem;margin:2rem 0 .6rem}p,small{color:var(--soft)}
+table{border-collapse:collapse;width:100%}td,th{padding:.35rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
+td.n{text-align:right;font-variant-numeric:tabular-nums}.scroll{overflow-x:auto}
+.v{border-radius:4px;padding:.1rem .45rem;border:1px solid var(--line);white-space:nowrap}.supported{background:rgba(var(--on),.25)}
+.not-supported{background:rgba(var(--off),.25)}.grids{display:flex;flex-wrap:wrap;gap:1.6rem}figure{margin:0}
+figcaption{font-size:.85rem;color:var(--soft);margin-bottom:.3rem}svg text{fill:var(--soft);font:10px system-ui,sans-serif}
+svg .c{fill:rgb(var(--on))}svg .x{fill:rgb(var(--off))}svg .f{fill:none;stroke:var(--line)}
+"""
+
+
+def render(atlas: Atlas) -> str:
+    """The whole page."""
+    facts = atlas.model["anatomy"]
+    name = escape(str(atlas.model["name"]))
+    size = f"{facts['n_layers']} layers × {facts['n_heads']} heads, {facts['n_kv_heads']} kv heads, d_model {facts['d_model']}"
+    skipped = "".join(f"<li>{escape(why)}</li>" for why in atlas.skipped.values())
+    parts = [
+        f"<h1>Heads of {name}</h1><p>{size} · fingerprint {escape(atlas.model['fingerprint'])} · seed {atlas.seed}</p>",
+        "<h2>Roles, tested</h2>",
+        _verdicts(atlas.verdicts),
+        "<h2>Scores</h2><p>Columns are heads, rows are layers from the top. Hover for values. A score alone is not a "
+        "role: only the table above was tested by intervention.</p>",
+        f'<div class="grids">{"".join(_grid(i, s) for i, s in atlas.scores.items() if s.ndim == 2)}</div>',
+        "<h2>Top heads at work</h2><p>Attention of each method's top head on a real prompt: rows look at columns.</p>",
+        f'<div class="grids">{"".join(map(_pattern, atlas.examples))}</div>',
+        f"<h2>Not run</h2><ul>{skipped}</ul>" if skipped else "",
+    ]
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
+        f'content="{policy}"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>headscope: {name}</title><style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _verdicts(verdicts: list[Verdict]) -> str:
+    if not verdicts:
+        return "<p>No role was tested in this scan.</p>"
+    rows = []
+    for v in verdicts:
+        kind = "not-supported" if v.verdict == "not supported" else v.verdict.split()[0]
+        rows.append(
+            f'<tr><td><b>{escape(v.role)}</b><br><small>{escape(v.method)}, {escape(v.metric)}</small></td>'
+            f'<td><span class="v {kind}">{escape(v.verdict)}</span></td><td class="n">{v.effect:+.3f}</td>'
+            f'<td class="n">{v.control_mean:+.3f} ± {v.control_sd:.3f}</td>'
+            f'<td class="n">{v.diff_ci_low:+.3f} … {v.diff_ci_high:+.3f}</td><td class="n">{v.p:.2g}</td>'
+            f'<td class="n">{v.side_effect:+.3f}</td><td>{_dose(v)}</td>'
+            f"<td>{escape(', '.join(v.components))}<br><small>{escape(v.reason)}</small></td></tr>"
+        )  # fmt: skip
+    head = (
+        "<th>Role</th><th>Verdict</th><th>Effect</th><th>Random heads</th><th>Difference, 95 %</th><th>p (Holm)</th>"
+        "<th>Plain text</th><th>Dose</th><th>Heads and reason</th>"
+    )
+    return (
+        "<p>Effect: change of the metric when the heads are zeroed. Random heads: the same, for sets matched in size and "
+        "layer (mean ± sd). Plain text: change of its loss. Dose: the top k heads (blue) against random ones (red).</p>"
+        f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+    )
+
+
+def _dose(v: Verdict) -> str:
+    if len(v.dose) < 2:
+        return ""
+    values = [0.0, *(row[key] for row in v.dose for key in ("effect", "control_mean"))]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    most = v.dose[-1]["k"]
+
+    def dots(key: str, style: str) -> str:
+        return "".join(
+            f'<circle class="{style}" r="3" cx="{8 + 100 * row["k"] / most:.1f}" '
+            f'cy="{48 - 40 * (row[key] - low) / span:.1f}"><title>k = {row["k"]:.0f}: {row[key]:+.3f}</title></circle>'
+            for row in v.dose
+        )
+
+    zero = 48 - 40 * (0 - low) / span
+    return (
+        f'<svg width="120" height="56" role="img" aria-label="dose curve"><line x1="4" x2="114" y1="{zero:.1f}" '
+        f'y2="{zero:.1f}" stroke="var(--line)"/>{dots("control_mean", "x")}{dots("effect", "c")}</svg>'
+    )
+
+
+def _grid(method: str, scores: xr.DataArray) -> str:
+    values = scores.values
+    n_layers, n_units = values.shape
+    largest = float(abs(values).max()) or 1.0
+    cell = max(6, min(14, 320 // max(n_layers, n_units)))
+    cells = []
+    for layer in range(n_layers):
+        for h in range(n_units):
+            value = float(values[layer, h])
+            style = "c" if value >= 0 else "x"
+            cells.append(
+                f'<rect class="{style}" x="{24 + h * cell}" y="{(n_layers - 1 - layer) * cell}" width="{cell - 1}" '
+                f'height="{cell - 1}" fill-opacity="{abs(value) / largest:.3f}"><title>L{layer}H{h}: {value:.4f}</title></rect>'
+            )
+    ticks = "".join(
+        f'<text x="0" y="{(n_layers - 1 - layer) * cell + cell - 2}">L{layer}</text>' for layer in range(0, n_layers, 5)
+    )
+    width, height = 24 + n_units * cell, n_layers * cell
+    meaning = escape(str(scores.attrs.get("higher_means", "")))
+    return (
+        f"<figure><figcaption><b>{escape(method)}</b><br>darkest = {largest:.3g}<br>{meaning}</figcaption>"
+        f'<svg width="{width}" height="{height}" role="img" aria-label="{escape(method)}">{ticks}'
+        f'<rect class="f" x="24" y="0" width="{n_units * cell}" height="{height}"/>{"".join(cells)}</svg></figure>'
+    )
+
+
+def _pattern(example: dict[str, Any]) -> str:
+    tokens = [escape(token) for token in example["tokens"]]
+    n, cell = len(tokens), 12
+    cells = "".join(
+        f'<rect class="c" x="{90 + k * cell}" y="{q * cell}" width="{cell - 1}" height="{cell - 1}" '
+        f'fill-opacity="{example["pattern"][q][k]:.3f}"><title>{tokens[q]} → {tokens[k]}: '
+        f"{example['pattern'][q][k]:.3f}</title></rect>"
+        for q in range(n)
+        for k in range(n)
+        if example["pattern"][q][k] >= 0.005
+    )
+    labels = "".join(f'<text x="86" y="{q * cell + 9}" text-anchor="end">{tokens[q]}</text>' for q in range(n))
+    caption = f"<b>{escape(example['head'])}</b>, top of {escape(example['method'])}"
+    return (
+        f"<figure><figcaption>{caption}</figcaption><svg width=\"{90 + n * cell}\" height=\"{n * cell}\" role=\"img\">"
+        f'<rect class="f" x="90" y="0" width="{n * cell}" height="{n * cell}"/>{labels}{cells}</svg></figure>'
+    )
