@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from functools import total_ordering
+from typing import Any, Literal
 
 from headscope.core.errors import UsageError
 
@@ -26,9 +27,10 @@ _TEXT = re.compile(
 _EXAMPLES = "L5H3 (head), L5KV1 (kv head), L7N1021 (neuron), L3MLP, L3ATTN, L3 (layer), L3RESID or enc.L5H3"
 
 
-@dataclass(frozen=True, order=True)
+@total_ordering
+@dataclass(frozen=True)
 class Component:
-    """One part of a model: hashable, ordered by stack, layer, kind and index.
+    """One part of a model: hashable, ordered by stack, layer, kind, index and expert (none comes first).
 
     `layer`, `index` and `expert` count from 0. `index` is None for a whole attention block, MLP, layer or the
     residual stream entering a layer (`resid`).
@@ -47,6 +49,19 @@ class Component:
             raise UsageError(f"A component of kind {self.kind!r} was given index {self.index}; see {_EXAMPLES}.")
         if self.layer < 0 or (self.index is not None and self.index < 0):
             raise UsageError(f"A component's layer and index count from 0, but got layer {self.layer}, {self.index}.")
+        if self.expert is not None and (self.kind != "neuron" or self.expert < 0):
+            raise UsageError(f"Only a neuron belongs to an expert, counted from 0, but {self.kind} got {self.expert}.")
+
+    def __lt__(self, other: Any) -> bool:
+        if not isinstance(other, Component):
+            return NotImplemented
+        return self._key < other._key
+
+    @property
+    def _key(self) -> tuple[str, int, str, int, int]:
+        # None does not compare with a number
+        index, expert = (-1 if number is None else number for number in (self.index, self.expert))
+        return self.stack, self.layer, self.kind, index, expert
 
     def __str__(self) -> str:
         prefix = f"{self.stack}." if self.stack else ""
@@ -62,7 +77,7 @@ class Component:
 
         Raises UsageError when the text is not a component's name.
         """
-        found = _TEXT.match(text.strip())
+        found = _TEXT.match(text.strip()) if isinstance(text, str) else None
         if not found:
             raise UsageError(f"{text!r} is not the name of a component; write for example {_EXAMPLES}.")
         part = found.groupdict()
@@ -85,6 +100,8 @@ def components(given: Component | str | Iterable[Component | str]) -> tuple[Comp
         return (given,)
     if isinstance(given, str):
         given = [part for part in given.split(",") if part.strip()]
+    if not isinstance(given, Iterable):
+        given = [given]  # fails below, and names it
     found = tuple(item if isinstance(item, Component) else Component.parse(item) for item in given)
     if not found:
         raise UsageError(f"No component was named; write for example {_EXAMPLES}.")
