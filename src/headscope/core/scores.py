@@ -55,9 +55,14 @@ def _unit(scores: xr.DataArray) -> str:
 
 
 def top(scores: xr.DataArray, k: int = 10) -> list[Component]:
-    """The `k` components with the highest scores, best first; equal scores keep layer, then index order."""
+    """The `k` components with the highest scores, best first; equal scores keep layer, then index order.
+
+    Missing scores come last.
+    """
     import numpy as np
 
+    if k < 1:
+        raise UsageError(f"top gives at least one component, but k is {k}.")
     unit = _unit(scores)
     values = scores.transpose("layer", unit).values
     order = np.argsort(-np.nan_to_num(values.ravel(), nan=-np.inf), kind="stable")[:k]
@@ -66,21 +71,26 @@ def top(scores: xr.DataArray, k: int = 10) -> list[Component]:
 
 
 def rank(scores: xr.DataArray) -> xr.DataArray:
-    """Ranks from 1 (highest); equal scores share the mean rank."""
+    """Ranks from 1 (highest); equal scores share the mean rank, missing scores have none."""
     from scipy.stats import rankdata
 
-    return scores.copy(data=rankdata(-scores.values.ravel()).reshape(scores.shape))
+    return scores.copy(data=rankdata(-scores.values.ravel(), nan_policy="omit").reshape(scores.shape))
 
 
 def agree(a: xr.DataArray, b: xr.DataArray, k: int = 10) -> dict[str, float]:
-    """Spearman correlation of two scores over the same components and the overlap of their top `k`."""
+    """Spearman correlation of two scores over the `n` components that both score, and the overlap of their top `k`."""
+    import numpy as np
     from scipy.stats import spearmanr
 
     if a.shape != b.shape or a.dims != b.dims:
         raise UsageError(f"Only scores of equal dims compare, but these have {dict(a.sizes)} and {dict(b.sizes)}.")
-    result = spearmanr(a.values.ravel(), b.values.ravel())
-    overlap = len(set(top(a, k)) & set(top(b, k))) / min(k, a.size)
-    return {"spearman": float(result.statistic), "p": float(result.pvalue), "n": a.size, "overlap_top": overlap}
+    both = ~np.isnan(a.values + b.values)
+    n = int(both.sum())
+    result = spearmanr(a.values[both], b.values[both])
+    size = min(k, n)
+    shared = set(top(a.where(both), size)) & set(top(b.where(both), size)) if n else set()
+    overlap = len(shared) / size if n else float("nan")
+    return {"spearman": float(result.statistic), "p": float(result.pvalue), "n": n, "overlap_top": overlap}
 
 
 def to_frame(scores: xr.DataArray) -> pd.DataFrame:
@@ -95,9 +105,22 @@ def to_frame(scores: xr.DataArray) -> pd.DataFrame:
 
 
 def from_frame(frame: pd.DataFrame, **attrs: Any) -> xr.DataArray:
-    """The reverse of `to_frame`."""
+    """The reverse of `to_frame`; the order of the rows does not matter, absent rows are missing scores.
+
+    Raises UsageError for a table without scores, or with two of one component.
+    """
+    import pandas as pd
+
     dims = tuple(str(column) for column in frame.columns if column not in ("score", *_EXTRAS))
-    indexed = frame.set_index(list(dims))
+    if "score" not in frame or not dims or frame.empty:
+        raise UsageError(f"A table of scores has a column score and one a dim, but this one has {list(frame.columns)}.")
+    if frame.duplicated(list(dims)).any():
+        raise UsageError(f"A table of scores names a component twice (columns {', '.join(dims)}).")
     shape = tuple(int(frame[dim].max()) + 1 for dim in dims)
-    parts = {name: indexed[name].values.reshape(shape) for name in _EXTRAS if not frame[name].isna().all()}
-    return make(indexed["score"].values.reshape(shape), dims, **parts, **attrs)
+    every = pd.MultiIndex.from_product([range(size) for size in shape], names=dims)
+    # an index of one level is a plain one, which would not meet `every`
+    rows = frame.set_index(pd.MultiIndex.from_frame(frame[list(dims)])).reindex(every)
+    extras = {
+        name: rows[name].values.reshape(shape) for name in _EXTRAS if name in rows and not rows[name].isna().all()
+    }
+    return make(rows["score"].values.reshape(shape), dims, **extras, **attrs)
