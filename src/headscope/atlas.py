@@ -1,4 +1,5 @@
-"""What a scan found, on disk: `atlas.json`, `scores/<method>.parquet`, `verdicts.parquet`, `report.html`.
+"""What a scan found, on disk: `atlas.json`, `scores/<method>.parquet`, `verdicts.parquet`, `weights.parquet`,
+`report.html`.
 
 Readable by pandas, polars or DuckDB without headscope.
 """
@@ -27,9 +28,10 @@ MARKER = "atlas.json"
 
 @dataclass(eq=False)
 class Atlas:
-    """`model`: {name, fingerprint, anatomy}. `scores`: by method id. `skipped`: method id → why it was not run.
+    """`model`: {name, fingerprint, anatomy}. `scores`: by method id. `skipped`: method or role → why it was not run.
 
-    `examples`: rows {head, role, tokens, pattern} with a real attention pattern [query, key] of a top head.
+    `examples`: rows {head, method, tokens, pattern} with a real attention pattern [query, key] of a top head.
+    `weights`: a sketch of each head's weights, dims (layer, head, probe); None where they are quantised.
     """
 
     model: dict[str, Any]
@@ -38,6 +40,7 @@ class Atlas:
     verdicts: list[Verdict]
     skipped: dict[str, str] = field(default_factory=dict)
     examples: list[dict[str, Any]] = field(default_factory=list)
+    weights: xr.DataArray | None = None
 
     def verdict_frame(self) -> pd.DataFrame:
         """One row a role, as in `verdicts.parquet`."""
@@ -67,11 +70,10 @@ class Atlas:
                 file = f"scores/{method}.parquet"
                 to_frame(scores).to_parquet(folder / file, index=False)
                 attrs = scores.attrs
-                kind = "score"
                 results.append(
                     {
                         "id": method,
-                        "kind": kind,
+                        "kind": "score",
                         "file": file,
                         "sha256": _digest(folder / file),
                         "task": attrs.get("task"),
@@ -80,6 +82,10 @@ class Atlas:
                     }
                 )
             self.verdict_frame().to_parquet(folder / "verdicts.parquet", index=False)
+            files = ["verdicts.parquet"]
+            if self.weights is not None:
+                to_frame(self.weights).to_parquet(folder / "weights.parquet", index=False)
+                files.append("weights.parquet")
             document = {
                 "format_version": FORMAT,
                 "headscope": headscope.__version__,
@@ -87,7 +93,7 @@ class Atlas:
                 "seed": self.seed,
                 "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "results": results,
-                "verdicts_sha256": _digest(folder / "verdicts.parquet"),
+                "files": {file: _digest(folder / file) for file in files},
                 "skipped": self.skipped,
                 "examples": self.examples,
             }
@@ -112,7 +118,11 @@ class Atlas:
             for row in document["results"]:
                 _same_digest(path / row["file"], row["sha256"])
                 scores[row["id"]] = from_frame(pd.read_parquet(path / row["file"]), **row["attrs"])
-            _same_digest(path / "verdicts.parquet", document["verdicts_sha256"])
+            for file, digest in document["files"].items():
+                _same_digest(path / file, digest)
+            weights = None
+            if "weights.parquet" in document["files"]:
+                weights = from_frame(pd.read_parquet(path / "weights.parquet"))
             frame = pd.read_parquet(path / "verdicts.parquet")
             verdicts = []
             for row in frame.to_dict("records"):
@@ -121,8 +131,8 @@ class Atlas:
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise FileError(f"The atlas {path} is damaged ({error}).") from None
         return cls(
-            document["model"], document["seed"], scores, verdicts, document["skipped"], document["examples"]
-        )  # fmt: skip
+            document["model"], document["seed"], scores, verdicts, document["skipped"], document["examples"], weights
+        )
 
     def _repr_html_(self) -> str:
         import html as escape
@@ -147,24 +157,56 @@ def _same_digest(path: Path, wanted: str) -> None:
         raise FileError(f"The atlas is damaged: {path} is not the file that was written (its sha256 differs).")
 
 
-def compare(a: Atlas, b: Atlas) -> pd.DataFrame:
-    """Heads by how much they changed between two atlases, most first: columns component, change, method, before, after.
+@dataclass(frozen=True)
+class Comparison:
+    """`heads`: one row a head, most changed first: component, edited, weights, change, method, before, after.
 
-    A change is the largest difference over the methods they share, each in units of that method's spread over heads.
+    `edited`: its own weights changed (others only read what changed before them). `weights`: that change, relative.
+    `change`: the largest difference over the methods, each in units of that method's spread over heads; `method`,
+    `before`, `after`: where that was. `roles`: {role, before, after} verdicts.
+    """
+
+    heads: pd.DataFrame
+    roles: list[dict[str, str | None]]
+
+
+def compare(a: Atlas, b: Atlas) -> Comparison:
+    """Which heads changed from one atlas to another: edited ones first, then by how differently they behave.
+
+    Raises UsageError when the models have other numbers of heads, or the atlases share no method.
     """
     import numpy as np
     import pandas as pd
 
-    shared = [m for m in a.scores if m in b.scores and a.scores[m].shape == b.scores[m].shape]
+    shapes = [tuple(x.model["anatomy"][name] for name in ("n_layers", "n_heads")) for x in (a, b)]
+    if shapes[0] != shapes[1]:
+        raise UsageError(
+            f"The atlases are of models with {shapes[0][0]} × {shapes[0][1]} and {shapes[1][0]} × {shapes[1][1]} heads; "
+            "only models with the same heads compare."
+        )
+    shared = [m for m in a.scores if m in b.scores and a.scores[m].shape == b.scores[m].shape == shapes[0]]
     if not shared:
-        raise UsageError("The two atlases share no method with the same heads, so there is nothing to compare.")
+        raise UsageError("The two atlases share no method, so there is nothing to compare.")
+    moved = np.stack([(b.scores[m].values - a.scores[m].values) / (a.scores[m].values.std() or 1.0) for m in shared])
+    moved = np.nan_to_num(moved)  # [method, layer, head]
+    weights = np.zeros(shapes[0])
+    if a.weights is not None and b.weights is not None:
+        size = np.sqrt((a.weights.values**2).sum(-1))
+        weights = np.sqrt(((b.weights.values - a.weights.values) ** 2).sum(-1)) / np.where(size > 0, size, 1.0)
+    # rounding, as from a cast, moves all heads a little: an edited head stands out among the changes
+    edited = weights > max(1e-6, 0.1 * float(weights.max()))
     rows = []
-    differences = {m: (b.scores[m].values - a.scores[m].values) / (a.scores[m].values.std() or 1.0) for m in shared}
-    n_layers, n_heads = a.scores[shared[0]].shape
-    for layer in range(n_layers):
-        for h in range(n_heads):
-            method = max(shared, key=lambda m: np.nan_to_num(abs(differences[m][layer, h])))
-            before, after = (float(x.scores[method].values[layer, h]) for x in (a, b))
-            rows.append((f"L{layer}H{h}", abs(float(differences[method][layer, h])), method, before, after))
-    frame = pd.DataFrame(rows, columns=["component", "change", "method", "before", "after"])
-    return frame.sort_values("change", ascending=False, kind="stable", ignore_index=True)
+    for layer, h in np.ndindex(*shapes[0]):
+        i = int(abs(moved[:, layer, h]).argmax())
+        before, after = (float(x.scores[shared[i]].values[layer, h]) for x in (a, b))
+        change = float(abs(moved[i, layer, h]))
+        rows.append(
+            (f"L{layer}H{h}", bool(edited[layer, h]), float(weights[layer, h]), change, shared[i], before, after)
+        )
+    frame = pd.DataFrame(rows, columns=["component", "edited", "weights", "change", "method", "before", "after"])
+    frame = frame.sort_values(["edited", "change"], ascending=False, kind="stable", ignore_index=True)
+    verdicts = [{v.role: v.verdict for v in x.verdicts} for x in (a, b)]
+    roles = [
+        {"role": r, "before": verdicts[0].get(r), "after": verdicts[1].get(r)} for r in {**verdicts[0], **verdicts[1]}
+    ]
+    return Comparison(frame, roles)

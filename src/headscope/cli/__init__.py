@@ -1,0 +1,48 @@
+"""The command line. `main` is the entry point; every command lives in a module of its subject."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run the command line. Exit status: 0 fine, 1 failed, 2 bad usage, 130 stopped by Ctrl-C."""
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _run(arguments: list[str]) -> int:
+    import click
+
+    from headscope.cli.app import app
+    from headscope.core.errors import HeadscopeError
+
+    try:
+        status = app(arguments, standalone_mode=False, prog_name="headscope")
+        return status if isinstance(status, int) else 0
+    except HeadscopeError as error:
+        return _say(str(error), error.exit_code)
+    except click.ClickException as error:
+        # subcommands know their own --help
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "headscope"
+        return _say(f"{error.format_message().rstrip('.')}. See {path} --help.", 2)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("Stopped; nothing was written.", 130)
+    except BrokenPipeError:  # the reader of a pipe went away, such as `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get("HEADSCOPE_TRACEBACK"):
+            raise
+        reason = (str(error).strip().splitlines() or [""])[0]
+        return _say(
+            f"Something went wrong that headscope did not foresee ({type(error).__name__}: {reason[:300]}). "
+            "HEADSCOPE_TRACEBACK=1 shows where; please report it.",
+            1,
+        )
+
+
+def _say(sentence: str, status: int) -> int:
+    print(f"Error: {sentence}" if status != 130 else sentence, file=sys.stderr, flush=True)
+    return status

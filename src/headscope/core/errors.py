@@ -1,10 +1,10 @@
 """Every error a user can cause, in one family.
 
-    HeadscopeError            one clear sentence: what was wrong, what was expected, what to try
-    ├── UsageError            a bad name, option or value (exit status 2 on the command line)
-    ├── ModelError            a model that cannot be found, read or understood
-    ├── NotApplicable         a method or task that needs what this model does not have
-    └── FileError             a damaged, foreign or unwritable file
+HeadscopeError            one clear sentence: what was wrong, what was expected, what to try
+├── UsageError            a bad name, option or value (exit status 2 on the command line)
+├── ModelError            a model that cannot be found, read or understood
+├── NotApplicable         a method or task that needs what this model does not have
+└── FileError             a damaged, foreign or unwritable file
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ def new_file(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to; renamed onto `path` if the block succeeds, removed if it does not."""
     path = Path(path)
     _check_writable(path)
+    if path.is_dir():
+        raise FileError(f"Cannot write {path}: it is a folder. Give the name of a file.")
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -33,16 +35,26 @@ def new_file(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_folder(path: str | Path, *, marker: str | None = None) -> None:
+    """Raise FileError where `new_folder` could not write."""
+    path = Path(path)
+    _check_writable(path)
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if marker is None:
+        raise FileError(f"{path} exists already; choose another place.")
+    if not (path / marker).is_file():
+        raise FileError(f"{path} exists and was not written by headscope (it has no {marker}); choose another place.")
+
+
 @contextmanager
-def new_folder(path: str | Path, *, marker: str) -> Iterator[Path]:
+def new_folder(path: str | Path, *, marker: str | None = None) -> Iterator[Path]:
     """A temporary folder to fill; it takes the place of `path` if the block succeeds.
 
     An existing folder is replaced only if it is empty or holds the file `marker`, which says that we wrote it.
     """
     path = Path(path)
-    _check_writable(path)
-    if path.exists() and not (path.is_dir() and ((path / marker).is_file() or not any(path.iterdir()))):
-        raise FileError(f"{path} exists and was not written by headscope (it has no {marker}); choose another place.")
+    check_folder(path, marker=marker)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     old = temporary.with_name(temporary.name + ".old")
     try:

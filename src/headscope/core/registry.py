@@ -63,8 +63,9 @@ class MethodSpec:
             wanted = float if isinstance(default, float) else type(default)
             fits = isinstance(value, (int, float)) if wanted is float else isinstance(value, wanted)
             if default is not None and (not fits or (isinstance(value, bool) and wanted is not bool)):
+                kind = known[name].type
                 raise UsageError(
-                    f"The option {name} of {self.id} was given {value!r}; it takes {known[name].type}, such as {default!r}."
+                    f"The option {name} of {self.id} was given {value!r}; it takes {kind}, such as {default!r}."
                 )
         return getattr(importlib.import_module(self.module), self.class_name)(**options)
 
@@ -101,7 +102,10 @@ def _scan(package: str) -> Iterator[MethodSpec]:
 
 
 def _read(path: Path, kind: str, base: str, module: str) -> MethodSpec:
-    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except SyntaxError as error:
+        raise HeadscopeError(f"{path}, line {error.lineno}: this is not valid Python ({error.msg}).") from None
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and any(getattr(b, "id", getattr(b, "attr", "")) == base for b in node.bases):
             break
@@ -113,13 +117,17 @@ def _read(path: Path, kind: str, base: str, module: str) -> MethodSpec:
         try:
             if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "info":
                 call = statement.value
+                if call.args or not all(k.arg for k in call.keywords):  # type: ignore[attr-defined]
+                    raise ValueError("positional values and ** have no names to list them by")
                 info = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}  # type: ignore[attr-defined]
             elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
                 options.append(
                     Option(statement.target.id, ast.unparse(statement.annotation), ast.literal_eval(statement.value))
                 )
         except (ValueError, AttributeError):
-            raise HeadscopeError(f"{path}, line {statement.lineno}: `info` and defaults must be literals.") from None
+            raise HeadscopeError(
+                f"{path}, line {statement.lineno}: `info` and defaults must be named literals."
+            ) from None
     if info is None:
         raise HeadscopeError(f"{path} has no `info = Info(…)`; every method declares itself with one.")
     doc = ast.get_docstring(node) or ""

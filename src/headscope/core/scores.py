@@ -109,18 +109,20 @@ def from_frame(frame: pd.DataFrame, **attrs: Any) -> xr.DataArray:
 
     Raises UsageError for a table without scores, or with two of one component.
     """
-    import pandas as pd
+    import numpy as np
 
     dims = tuple(str(column) for column in frame.columns if column not in ("score", *_EXTRAS))
     if "score" not in frame or not dims or frame.empty:
         raise UsageError(f"A table of scores has a column score and one a dim, but this one has {list(frame.columns)}.")
     if frame.duplicated(list(dims)).any():
         raise UsageError(f"A table of scores names a component twice (columns {', '.join(dims)}).")
-    shape = tuple(int(frame[dim].max()) + 1 for dim in dims)
-    every = pd.MultiIndex.from_product([range(size) for size in shape], names=dims)
-    # an index of one level is a plain one, which would not meet `every`
-    rows = frame.set_index(pd.MultiIndex.from_frame(frame[list(dims)])).reindex(every)
-    extras = {
-        name: rows[name].values.reshape(shape) for name in _EXTRAS if name in rows and not rows[name].isna().all()
-    }
-    return make(rows["score"].values.reshape(shape), dims, **extras, **attrs)
+    index = tuple(frame[dim].to_numpy(dtype=int) for dim in dims)
+    shape = tuple(int(numbers.max()) + 1 for numbers in index)
+
+    def filled(name: str) -> Any:
+        array = np.full(shape, np.nan)
+        array[index] = frame[name]
+        return array
+
+    extras = {name: filled(name) for name in _EXTRAS if name in frame and not frame[name].isna().all()}
+    return make(filled("score"), dims, **extras, **attrs)

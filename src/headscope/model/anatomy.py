@@ -21,7 +21,9 @@ def weight_of(module: nn.Module) -> Tensor:
     base = getattr(module, "base_layer", module)
     weight = base.weight if type(base).__name__ == "Conv1D" else base.weight.T  # type: ignore[union-attr]
     if not weight.is_floating_point() or weight.ndim != 2:
-        raise NotApplicable(f"The weights of this {type(base).__name__} are quantised; weight-based methods need floats.")
+        raise NotApplicable(
+            f"The weights of this {type(base).__name__} are quantised; weight-based methods need floats."
+        )
     for adapter in getattr(module, "active_adapters", ()) if base is not module else ():
         weight = weight + module.get_delta_weight(adapter).T  # type: ignore[operator]
     return weight  # type: ignore[no-any-return]

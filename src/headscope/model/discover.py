@@ -154,7 +154,9 @@ def _find_block(block: nn.Module, kind: str) -> Block:
     o_path = rest[-1]
     parts = Block(block, named[attn_path], found[o_path], **{role: found[path] for role, path in roles.items()})
     parts.qkv_grouped = "qkv" in roles and roles["qkv"].rpartition(".")[2] in _GROUPED
-    remaining = {path: module for path, module in found.items() if path not in taken and not path.startswith(f"{scope}.")}
+    remaining = {
+        path: module for path, module in found.items() if path not in taken and not path.startswith(f"{scope}.")
+    }
     _find_mlp(parts, block, remaining, kind)
     return parts
 

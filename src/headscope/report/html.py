@@ -137,6 +137,6 @@ def _pattern(example: dict[str, Any]) -> str:
     labels = "".join(f'<text x="86" y="{q * cell + 9}" text-anchor="end">{tokens[q]}</text>' for q in range(n))
     caption = f"<b>{escape(example['head'])}</b>, top of {escape(example['method'])}"
     return (
-        f"<figure><figcaption>{caption}</figcaption><svg width=\"{90 + n * cell}\" height=\"{n * cell}\" role=\"img\">"
+        f'<figure><figcaption>{caption}</figcaption><svg width="{90 + n * cell}" height="{n * cell}" role="img">'
         f'<rect class="f" x="90" y="0" width="{n * cell}" height="{n * cell}"/>{labels}{cells}</svg></figure>'
     )

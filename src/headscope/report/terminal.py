@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
     from rich.table import Table
 
@@ -40,6 +41,34 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
         colour = _COLOURS.get(v.verdict, "yellow")
         table.add_row(
             v.role, f"[{colour}]{v.verdict}[/]", " ".join(v.components) or v.reason,
-            f"{v.effect:+.3f}", f"{v.control_mean:+.3f}", f"{v.p:.2g}",
+            f"{v.effect:+.3f}", f"{v.control_mean:+.3f} ± {v.control_sd:.3f}", f"{v.p:.2g}",
         )  # fmt: skip
     return table
+
+
+def change_table(changes: pd.DataFrame) -> Table:
+    """Rows of `compare`."""
+    from rich.table import Table
+
+    table = Table(title="Heads that changed, edited ones first")
+    for name in ("component", "own weights", "changed most in"):
+        table.add_column(name)
+    for name in ("before", "after", "change (sd)"):
+        table.add_column(name, justify="right")
+    for row in changes.itertuples():
+        weights = (
+            f"changed by {row.weights:.0%}" if row.edited else "the same" if row.weights == 0 else "nearly the same"
+        )
+        table.add_row(
+            row.component, weights, row.method, f"{row.before:.4f}", f"{row.after:.4f}", f"{row.change:.2f}"
+        )  # fmt: skip
+    return table
+
+
+def role_changes(roles: list[dict[str, str | None]]) -> list[str]:
+    """A line for every role that was tested in either atlas."""
+    return [
+        f"{row['role']}: {row['before'] or 'not tested'}"
+        + ("" if row["before"] == row["after"] else f" → {row['after'] or 'not tested'}")
+        for row in roles
+    ]

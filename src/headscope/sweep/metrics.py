@@ -61,7 +61,9 @@ def measure(metric: Metric, logits: Tensor, prompts: Prompts) -> Tensor:
     if callable(metric):
         value = metric(logits)
         if value.ndim != 1 or value.shape[0] != logits.shape[0]:
-            raise UsageError(f"A metric must give one value a prompt, [{logits.shape[0]}], but gave {tuple(value.shape)}.")
+            raise UsageError(
+                f"A metric must give one value a prompt, [{logits.shape[0]}], but gave {tuple(value.shape)}."
+            )
         return value
     if metric not in METRICS:
         raise UsageError(f"There is no metric {metric!r}.{nearest(metric, METRICS)}")

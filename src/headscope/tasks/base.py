@@ -81,7 +81,9 @@ def baseline(model: Model, prompts: Prompts) -> Baseline:
     floor = max(2 * prompts.chance, prompts.chance + 0.1)
     able = accuracy >= floor
     word = "can" if able else "cannot"
-    reason = f"the model {word} do {prompts.name}: accuracy {accuracy:.2f}, needed {floor:.2f}, chance {prompts.chance:.2f}"
+    reason = (
+        f"the model {word} do {prompts.name}: accuracy {accuracy:.2f}, needed {floor:.2f}, chance {prompts.chance:.2f}"
+    )
     return Baseline(accuracy, prompts.chance, able, reason)
 
 
@@ -107,9 +109,7 @@ class Case:
     corrupt: str | None = None
 
 
-def from_cases(
-    model: Model, name: str, cases: list[Case], n: int, seed: int, *, metric: str, chance: float
-) -> Prompts:
+def from_cases(model: Model, name: str, cases: list[Case], n: int, seed: int, *, metric: str, chance: float) -> Prompts:
     """Prompts with one answer token at the last position.
 
     A case whose answer (or foil) is not one token, or whose corrupted twin has another length, is dropped; prompts are

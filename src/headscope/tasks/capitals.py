@@ -22,7 +22,5 @@ def make(model: Model, n: int, seed: int) -> Prompts:
     cases = []
     for i, (country, capital) in enumerate(items):
         other, wrong = items[(i + 7) % len(items)]
-        cases.append(
-            Case(f"The capital of {country} is", f" {capital}", f" {wrong}", f"The capital of {other} is")
-        )
+        cases.append(Case(f"The capital of {country} is", f" {capital}", f" {wrong}", f"The capital of {other} is"))
     return from_cases(model, "capitals", cases, n, seed, metric="logit_diff", chance=1 / len(items))

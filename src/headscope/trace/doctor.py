@@ -29,7 +29,9 @@ def load_checked(source: Any, *, check: bool = True, **options: Any) -> Model:
         result = doctor(model)
         failed = [c["name"] for c in result["checks"] if c["status"] == "failed"]
         if not result["ok"]:
-            why = "logits differ from the plain model" if not result["bit_identical"] else f"failed: {', '.join(failed)}"
+            why = (
+                "logits differ from the plain model" if not result["bit_identical"] else f"failed: {', '.join(failed)}"
+            )
             raise ModelError(
                 f"{model.name} did not pass its self-check ({why}), so what headscope reads may not be what it computes. "
                 "See `headscope doctor`; check=False (--force) loads it all the same."

@@ -48,9 +48,13 @@ class Edit:
     def __post_init__(self) -> None:
         for component in self.components:
             if component.kind not in SITE or component.stack or component.expert is not None:
-                raise UsageError(f"{component} cannot be edited yet; edits take heads, kv heads, neurons, MLPs, layers.")
+                raise UsageError(
+                    f"{component} cannot be edited yet; edits take heads, kv heads, neurons, MLPs, layers."
+                )
         if isinstance(self.positions, str) and self.positions != "generated":
-            raise UsageError(f"positions is {self.positions!r}; it takes prompt positions, 'generated', or None for all.")
+            raise UsageError(
+                f"positions is {self.positions!r}; it takes prompt positions, 'generated', or None for all."
+            )
         if self.part not in ("k", "v", "kv"):
             raise UsageError(f"part is {self.part!r}; a kv head's part is k, v or kv.")
 

@@ -102,10 +102,14 @@ class Pass:
             if capture.site not in SITES:
                 raise UsageError(f"There is no site {capture.site!r} to capture.{nearest(capture.site, SITES)}")
             if capture.site == "resid_mid" and anatomy.parts.parallel:
-                raise NotApplicable("This model adds attention and MLP in parallel; there is no resid_mid in its blocks.")
+                raise NotApplicable(
+                    "This model adds attention and MLP in parallel; there is no resid_mid in its blocks."
+                )
             for layer in range(anatomy.n_layers) if capture.layers is None else capture.layers:
                 if not 0 <= layer < anatomy.n_layers:
-                    raise UsageError(f"Layer {layer} does not exist: this model has layers 0 to {anatomy.n_layers - 1}.")
+                    raise UsageError(
+                        f"Layer {layer} does not exist: this model has layers 0 to {anatomy.n_layers - 1}."
+                    )
                 self._reads.setdefault((capture.site, layer), []).append(capture)
         for edit in self.edits:
             if edit.source is not None:
@@ -115,7 +119,9 @@ class Pass:
                 for site in edit.sites(component):
                     self._changes.setdefault((site, component.layer), []).append((edit, component, i))
         if any(site == "neuron" for site, _ in {**self._reads, **self._changes}) and anatomy.blocks[0].down is None:
-            raise NotApplicable("This model's MLPs are experts or absent; their neurons cannot be captured or edited yet.")
+            raise NotApplicable(
+                "This model's MLPs are experts or absent; their neurons cannot be captured or edited yet."
+            )
 
     def _wants(self, site: str, layer: int) -> bool:
         return (site, layer) in self._reads or (site, layer) in self._changes
@@ -213,7 +219,9 @@ class Pass:
         if inside := {site for site in _INSIDE if self._wants(site, layer)}:
             self._tap(layer, inside)
 
-    def _on_input(self, module: nn.Module | None, layer: int, sites: list[str], split: tuple[int, int] | None = None) -> None:
+    def _on_input(
+        self, module: nn.Module | None, layer: int, sites: list[str], split: tuple[int, int] | None = None
+    ) -> None:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             named = not args
             x = kwargs["hidden_states"] if named else args[0]
@@ -240,7 +248,9 @@ class Pass:
         return torch.einsum("bphd,hdm->bphm", z, weights)
 
     def _on_output(self, module: nn.Module | None, layer: int, site: str) -> None:
-        mid = site == "attn_out" and self._wants("resid_mid", layer) and self.model.anatomy.parts.norm_placement != "post"
+        mid = (
+            site == "attn_out" and self._wants("resid_mid", layer) and self.model.anatomy.parts.norm_placement != "post"
+        )
 
         def hook(_: nn.Module, args: Any, output: Any) -> Any:
             x = first_tensor(output)
@@ -311,4 +321,6 @@ def _changed(edit: Edit, unit: Tensor, i: int) -> Tensor:
         return (unit + value) if edit.op == "add" else value.expand_as(unit)  # type: ignore[union-attr]
     except RuntimeError:
         shape = tuple(value.shape)  # type: ignore[union-attr]
-        raise UsageError(f"The edit '{edit}' has values of shape {shape}, which do not fit {tuple(unit.shape)}.") from None
+        raise UsageError(
+            f"The edit '{edit}' has values of shape {shape}, which do not fit {tuple(unit.shape)}."
+        ) from None

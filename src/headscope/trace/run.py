@@ -38,7 +38,9 @@ class Run:
     def __getitem__(self, key: str | tuple[str, int]) -> Any:
         site, layer = (key, None) if isinstance(key, str) else key
         if site not in self.stored:
-            raise UsageError(f"{site!r} was not captured in this run; captured are: {', '.join(self.stored) or 'none'}.")
+            raise UsageError(
+                f"{site!r} was not captured in this run; captured are: {', '.join(self.stored) or 'none'}."
+            )
         layers = self.stored[site]
         if layer is not None:
             if layer not in layers:
@@ -160,7 +162,9 @@ def resolve(model: Model, edits: Edit | Iterable[Edit]) -> list[Edit]:
 def _resolve(model: Model, edit: Edit) -> Edit:
     sites = {site for component in edit.components for site in edit.sites(component)}
     if len(sites) > 1:
-        raise UsageError(f"The edit '{edit}' would need values of several sites ({', '.join(sorted(sites))}); split it.")
+        raise UsageError(
+            f"The edit '{edit}' would need values of several sites ({', '.join(sorted(sites))}); split it."
+        )
     (site,) = sites
     run = edit.source
     if not isinstance(run, Run):

@@ -2,6 +2,17 @@
 
 from headscope.verify.roles import ROLES, Role, get_role
 from headscope.verify.stats import bootstrap_interval, holm, sign_flip_p
-from headscope.verify.verify import Verdict, decide, verify
+from headscope.verify.verify import Verdict, decide, n_runs, verify
 
-__all__ = ["ROLES", "Role", "Verdict", "bootstrap_interval", "decide", "get_role", "holm", "sign_flip_p", "verify"]
+__all__ = [
+    "ROLES",
+    "Role",
+    "Verdict",
+    "bootstrap_interval",
+    "decide",
+    "get_role",
+    "holm",
+    "n_runs",
+    "sign_flip_p",
+    "verify",
+]

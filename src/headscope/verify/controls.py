@@ -17,7 +17,9 @@ def matched_sets(
     Where a layer has too few left, the nearest layers give theirs; the second value says whether that happened.
     """
     if len(chosen) * 2 > n_layers * n_heads:
-        raise UsageError(f"{len(chosen)} heads leave too few others for random controls; verify at most half of all heads.")
+        raise UsageError(
+            f"{len(chosen)} heads leave too few others for random controls; verify at most half of all heads."
+        )
     rng = random.Random(seed)
     borrowed = False
     sets = []

@@ -25,6 +25,8 @@ MARGIN = 0.02
 ALPHA = 0.05
 #: seeds of the held-out prompts start here, so that they never meet those the heads were chosen on
 HELD_OUT = 10_000
+#: for the dose curve, a few random sets cut to each size are enough
+CURVE_SETS = 3
 Progress = Callable[[int, int], None]
 
 
@@ -109,10 +111,9 @@ def verify(
         return _untestable(row, base.reason)
     anatomy = model.anatomy
     controls, borrowed = matched_sets(chosen, anatomy.n_layers, anatomy.n_heads, n_controls, seed)
-    sizes = sorted({size for size in (1, 2, 4, 8, 16) if size < len(chosen)})
+    sizes = _doses(len(chosen))
     doses = [(size, chosen[:size]) for size in sizes]
-    # for the curve, a few random sets cut to each size are enough
-    few = [(size, sets[:size]) for size in sizes for sets in _shuffled(controls[:3], seed)]
+    few = [(size, sets[:size]) for size in sizes for sets in _shuffled(controls[:CURVE_SETS], seed)]
     plan = [chosen, *controls, *(s for _, s in doses), *(s for _, s in few)]
     before = clean(model, prompts, row.metric).double().cpu().numpy()
     values = sweep(model, prompts, [[zero(s)] for s in plan], row.metric, progress=progress).values - before
@@ -143,6 +144,15 @@ def verify(
     if borrowed:
         found = replace(found, reason=f"{found.reason}; some controls come from the nearest layers")
     return found
+
+
+def _doses(k: int) -> list[int]:
+    return [size for size in (1, 2, 4, 8, 16) if size < k]
+
+
+def n_runs(k: int, n_controls: int) -> int:
+    """Forward passes over the prompts that verifying `k` heads takes (side effect aside)."""
+    return 2 + 1 + n_controls + (1 + min(CURVE_SETS, n_controls)) * len(_doses(k))
 
 
 def _chosen(model: Model, row: Role, given: Any, seed: int) -> list[Component]:

@@ -64,4 +64,6 @@ class BosSink(ScoreMethod):
             "median": float(short.median()),
             "max": float(short.max()),
         }
-        return Check(figures["rank correlation of lengths"] > 0.9, figures, f"{self.length} against {4 * self.length} tokens")
+        return Check(
+            figures["rank correlation of lengths"] > 0.9, figures, f"{self.length} against {4 * self.length} tokens"
+        )

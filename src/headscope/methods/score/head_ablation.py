@@ -66,7 +66,12 @@ class HeadAblation(ScoreMethod):
         error = (1.96 * rise.std(1, ddof=1) / np.sqrt(rise.shape[1])).reshape(shape) if self.n > 1 else np.nan
         return make(centre, ci_low=centre - error, ci_high=centre + error, n=np.array(float(rise.shape[1])))
 
+    def tokens(self, model: Model) -> int:
+        return len(model.heads()) * make_task(self.task, model, self.n, 0).tokens.numel()
+
     def check(self, model: Model, *, seed: int = 0) -> Check:
         values = self.score(model, seed=seed)
         figures = {"median": float(values.median()), "max": float(values.max())}
-        return Check(figures["median"] < 0.1 * figures["max"], figures, "shown if the median is under a tenth of the largest")
+        return Check(
+            figures["median"] < 0.1 * figures["max"], figures, "shown if the median is under a tenth of the largest"
+        )

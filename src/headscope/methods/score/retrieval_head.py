@@ -90,4 +90,6 @@ class RetrievalHead(ScoreMethod):
             "probability, random heads zeroed (lowest)": float(min(random)),
         }
         shown = figures["share of heads above 0.1"] < 0.15 and masked < 0.5 * clean and masked < min(random)
-        return Check(bool(shown), figures, f"top {k} heads; shown if sparse, and the probability halves below every random set")
+        return Check(
+            bool(shown), figures, f"top {k} heads; shown if sparse, and the probability halves below every random set"
+        )

