@@ -125,8 +125,9 @@ def test_frame_round_trip(extras: tuple[str, ...], missing: bool) -> None:
     xr.testing.assert_identical(from_frame(frame, method="m"), scores)
 
 
-def test_frame_round_trip_in_three_dims() -> None:
-    scores = make(np.random.default_rng(2).normal(size=(2, 3, 4)), ("seed", "layer", "head"))
+@pytest.mark.parametrize("dims", [("neuron",), ("layer", "head"), ("seed", "layer", "head")])
+def test_frame_round_trip_in_any_number_of_dims(dims: tuple[str, ...]) -> None:
+    scores = make(np.random.default_rng(2).normal(size=(2, 3, 4)[-len(dims) :]), dims)
     xr.testing.assert_identical(from_frame(to_frame(scores)), scores)
 
 
