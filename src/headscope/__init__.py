@@ -24,6 +24,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "attribute": ("headscope.methods.run", "attribute"),
     "check": ("headscope.methods.run", "check"),
     "compress": ("headscope.compress", None),
+    "compare": ("headscope.atlas", "compare"),
     "doctor": ("headscope.trace", "doctor"),
     "each_head": ("headscope.sweep", "each_head"),
     "edited": ("headscope.trace", "edited"),
@@ -31,8 +32,10 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "load": ("headscope.trace", "load_checked"),
     "load_edits": ("headscope.trace", "load_edits"),
     "mask_edges": ("headscope.trace", "mask_edges"),
+    "intervene": ("headscope.methods.run", "intervene"),
     "mean": ("headscope.trace", "mean"),
     "patch": ("headscope.trace", "patch"),
+    "plan": ("headscope.methods.run", "plan"),
     "project_out": ("headscope.trace", "project_out"),
     "rank": ("headscope.core.scores", "rank"),
     "resample": ("headscope.trace", "resample"),
@@ -79,11 +82,11 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from headscope import act, compress, tasks
-    from headscope.atlas import Atlas
+    from headscope.atlas import Atlas, compare
     from headscope.core.component import Component
     from headscope.core.errors import HeadscopeError
     from headscope.core.scores import agree, rank, top
-    from headscope.methods.run import attribute, check, score
+    from headscope.methods.run import attribute, check, intervene, plan, score
     from headscope.scan import scan
     from headscope.sweep import each_head, sweep
     from headscope.trace import (
@@ -105,4 +108,4 @@ if TYPE_CHECKING:
         zero,
     )
     from headscope.trace import load_checked as load
-    from headscope.verify import verify
+    from headscope.verify import verify  # type: ignore[no-redef]

@@ -62,7 +62,7 @@ def _write(twin: Model, edit: Edit, c: Component, site: str, i: int) -> None:
     if site == "z":
         _change_input(edit, i, anatomy.W_O(c.layer, index), bias_of(block.o))
     elif site == "neuron":
-        _change_input(edit, i, anatomy.W_out(c.layer)[index : index + 1], bias_of(block.down))  # type: ignore[arg-type]
+        _change_input(edit, i, anatomy.W_out(c.layer)[index : index + 1], bias_of(block.down))
     elif site in ("k", "v"):
         if site == "k" and _has_k_norm(block.attn):
             raise UsageError(
@@ -125,12 +125,12 @@ def _with_biases(twin: Model, sites: set[str]) -> Model:
     ]  # fmt: skip
     if not missing:
         return twin
-    config = twin.hf.config  # type: ignore[union-attr]
+    config = twin.hf.config
     if any(getattr(config, switch, None) is not False for switch in missing):
         raise UsageError(
             f"A constant cannot be baked into {twin.name}: its output projections have no bias. Zero or scale instead."
         )
-    made = type(twin.hf)(type(config)(**{**config.to_dict(), **dict.fromkeys(missing, True)}))  # type: ignore[operator]
+    made = type(twin.hf)(type(config)(**{**config.to_dict(), **dict.fromkeys(missing, True)}))
     made = made.to(twin.device, twin.dtype)
     absent = made.load_state_dict(twin.hf.state_dict(), strict=False).missing_keys
     for name, parameter in made.named_parameters():

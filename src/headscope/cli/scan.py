@@ -112,15 +112,15 @@ def verify(
     force: Force = False,
 ) -> None:
     """Test whether heads have a role: zero them on held-out prompts, against matched random heads."""
-    import headscope as hs
     from headscope.core.component import components
     from headscope.verify import get_role
+    from headscope.verify import verify as verify_role
 
     get_role(role)
     chosen = components(heads) if heads else None
     loaded = common.load(model, force=force)
     with working(f"Verifying {role}") as steps:
-        verdict = hs.verify(
+        verdict = verify_role(
             loaded, role, chosen, seed=common.seed, n_seeds=n_seeds, n_controls=n_controls,
             progress=lambda done, total: steps(f"Verifying {role}", done, total),
         )  # fmt: skip

@@ -103,8 +103,8 @@ class InterveneMethod(Method):
     """Says what to change, as data."""
 
     @abstractmethod
-    def edits(self, model: Model, prompts: Prompts, *, seed: int = 0) -> list[Edit]:
-        """Edits for `trace`, `edited` or `bake`."""
+    def edits(self, model: Model, prompts: Prompts | None = None, *, seed: int = 0) -> list[Edit]:
+        """Edits for `trace`, `edited` or `bake`, found on `prompts` (the method's own task where none are given)."""
 
 
 class CompressMethod(Method):

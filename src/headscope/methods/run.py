@@ -6,14 +6,16 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from headscope.core.errors import HeadscopeError, NotApplicable
+from headscope.core.errors import HeadscopeError, NotApplicable, UsageError
 from headscope.core.registry import MethodSpec, get
 from headscope.model import Model
 
 if TYPE_CHECKING:
     import xarray as xr
 
+    from headscope.methods.base import Plan
     from headscope.tasks import Prompts
+    from headscope.trace import Edit
 
 _LACKS = {
     "causal": ("is_causal", "it needs a decoder, and this model attends in both directions"),
@@ -74,6 +76,25 @@ def attribute(model: Model, method_id: str, prompts: Prompts, *, seed: int = 0, 
     """Contributions by a method of kind attribute to the targets of `prompts`."""
     spec, method = _ready(model, method_id, "attribute", options)
     return _label(method.attribute(model, prompts, seed=seed), model, spec, method, seed)
+
+
+def intervene(
+    model: Model, method_id: str, prompts: Prompts | None = None, *, seed: int = 0, **options: Any
+) -> list[Edit]:
+    """Edits found by a method of kind intervene on `prompts` (its own task where none are given)."""
+    _, method = _ready(model, method_id, "intervene", options)
+    return method.edits(model, prompts, seed=seed)
+
+
+def plan(model: Model, method_id: str, *, budget: float, seed: int = 0, **options: Any) -> Plan:
+    """What a method of kind compress would drop; `budget` is the share of heads, above 0 and below 1.
+
+    Carry it out with `compress.export(model, plan)`.
+    """
+    if not 0 < budget < 1:
+        raise UsageError(f"budget is {budget}; it is the share of heads to drop, above 0 and below 1.")
+    _, method = _ready(model, method_id, "compress", options)
+    return method.plan(model, budget=budget, seed=seed)
 
 
 def check(model: Model, method_id: str, *, seed: int = 0) -> dict[str, Any]:

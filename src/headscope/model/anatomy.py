@@ -16,20 +16,20 @@ from headscope.core.errors import ModelError, NotApplicable, UsageError
 from headscope.model.discover import Block, Parts, in_out
 
 
-def weight_of(module: nn.Module) -> Tensor:
+def weight_of(module: Any) -> Tensor:
     """A linear layer's weight as [d_in, d_out], with the active adapters of a PEFT wrapper added."""
     base = getattr(module, "base_layer", module)
-    weight = base.weight if type(base).__name__ == "Conv1D" else base.weight.T  # type: ignore[union-attr]
+    weight = base.weight if type(base).__name__ == "Conv1D" else base.weight.T
     if not weight.is_floating_point() or weight.ndim != 2:
         raise NotApplicable(
             f"The weights of this {type(base).__name__} are quantised; weight-based methods need floats."
         )
     for adapter in getattr(module, "active_adapters", ()) if base is not module else ():
-        weight = weight + module.get_delta_weight(adapter).T  # type: ignore[operator]
-    return weight  # type: ignore[no-any-return]
+        weight = weight + module.get_delta_weight(adapter).T
+    return weight
 
 
-def bias_of(module: nn.Module) -> Tensor | None:
+def bias_of(module: Any) -> Tensor | None:
     """A linear layer's bias [d_out], or None."""
     return getattr(getattr(module, "base_layer", module), "bias", None)
 
@@ -167,7 +167,7 @@ class Anatomy:
     def W_in(self, layer: int) -> Tensor:
         """[d_model, d_mlp]: input weights of the neurons (the `up` side where the MLP is gated)."""
         block = self._dense(layer)
-        return weight_of(block.up) if block.up is not None else weight_of(block.gate_up)[:, self.d_mlp :]  # type: ignore[arg-type]
+        return weight_of(block.up) if block.up is not None else weight_of(block.gate_up)[:, self.d_mlp :]
 
     def W_gate(self, layer: int) -> Tensor | None:
         """[d_model, d_mlp]: gate weights of the neurons, or None where the MLP is not gated."""
@@ -178,7 +178,7 @@ class Anatomy:
 
     def W_out(self, layer: int) -> Tensor:
         """[d_mlp, d_model]: output weights of the neurons."""
-        return weight_of(self._dense(layer).down)  # type: ignore[arg-type]
+        return weight_of(self._dense(layer).down)
 
     @property
     def W_E(self) -> Tensor:
@@ -196,7 +196,7 @@ class Anatomy:
         return weight_of(self.parts.unembed)
 
 
-def read_anatomy(hf: nn.Module, parts: Parts) -> Anatomy:
+def read_anatomy(hf: Any, parts: Parts) -> Anatomy:
     """Sizes from shapes; only the number of heads is taken from the configuration.
 
     Raises ModelError when layers differ in shape or the sizes contradict each other.

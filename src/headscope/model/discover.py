@@ -79,10 +79,10 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or hasattr(module, "in_features") or type(module).__name__ == "Conv1D"
 
 
-def in_out(module: nn.Module) -> tuple[int, int]:
+def in_out(module: Any) -> tuple[int, int]:
     """Input and output width of a linear layer."""
     if type(module).__name__ == "Conv1D":
-        return module.weight.shape[0], module.weight.shape[1]  # type: ignore[union-attr, return-value, index]
+        return module.weight.shape[0], module.weight.shape[1]
     return int(module.in_features), int(module.out_features)  # type: ignore[arg-type]
 
 
@@ -152,7 +152,9 @@ def _find_block(block: nn.Module, kind: str) -> Block:
     if not rest:
         raise ModelError(f"In a layer of {kind}, no output projection was found beside {first}.")
     o_path = rest[-1]
-    parts = Block(block, named[attn_path], found[o_path], **{role: found[path] for role, path in roles.items()})
+    parts = Block(block, named[attn_path], found[o_path])
+    for role, path in roles.items():
+        setattr(parts, role, found[path])
     parts.qkv_grouped = "qkv" in roles and roles["qkv"].rpartition(".")[2] in _GROUPED
     remaining = {
         path: module for path, module in found.items() if path not in taken and not path.startswith(f"{scope}.")
@@ -166,7 +168,7 @@ def _find_mlp(parts: Block, block: nn.Module, remaining: dict[str, nn.Module], k
         stacked = [p for p in module.parameters(recurse=False) if p.ndim == 3]
         listed = isinstance(module, nn.ModuleList) and "expert" in name
         if stacked or listed:
-            parts.n_experts = len(module) if listed else stacked[0].shape[0]  # type: ignore[arg-type]
+            parts.n_experts = len(module) if listed else stacked[0].shape[0]
             parts.mlp = block.get_submodule(name.partition(".")[0])
             return
     if not remaining:

@@ -33,7 +33,7 @@ def load(
     Raises ModelError when the model cannot be found, read, or told apart.
     """
     if isinstance(source, nn.Module):
-        hf, name = source, getattr(source.config, "_name_or_path", "") or type(source).__name__  # type: ignore[union-attr]
+        hf, name = source, getattr(source.config, "_name_or_path", "") or type(source).__name__
     else:
         name = str(source)
         hf, found = _from_pretrained(name, _dtype(dtype), attn, revision, trust_remote_code)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.core.component import Component, head
 from headscope.core.errors import NotApplicable, UsageError
@@ -19,7 +19,7 @@ from headscope.model.anatomy import Anatomy
 class Model:
     """`hf` is the Hugging Face module as it is; nothing in it is changed or copied."""
 
-    hf: nn.Module
+    hf: Any  # an nn.Module; its other attributes differ from family to family
     tokenizer: Any
     anatomy: Anatomy
     name: str
@@ -49,7 +49,7 @@ class Model:
         """The longest input the configuration allows, or None where it sets no limit."""
         if self.anatomy.positions == "alibi":
             return None
-        return getattr(self.hf.config, "max_position_embeddings", None)  # type: ignore[union-attr]
+        return getattr(self.hf.config, "max_position_embeddings", None)
 
     def heads(self) -> list[Component]:
         """All attention heads, layer by layer."""
@@ -63,7 +63,7 @@ class Model:
     def fingerprint(self) -> str:
         """Hash of the configuration and of the weights' names, shapes and a sample of their values."""
         digest = hashlib.sha256()
-        config = self.hf.config.to_dict()  # type: ignore[union-attr, operator]
+        config = self.hf.config.to_dict()
         # where it was loaded from and by which version says nothing about what the model computes
         ignore = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation"}
         digest.update(repr(sorted((k, repr(v)) for k, v in config.items() if k not in ignore)).encode())

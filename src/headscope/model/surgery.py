@@ -66,8 +66,9 @@ def without(model: Model, remove: dict[int, list[int]]) -> nn.Module:
         for module, kept in ((block.q, keep), (block.k, keep_kv), (block.v, keep_kv)):
             columns = _columns(kept, anatomy.d_head)
             state[f"{names[module]}.weight"] = module.weight[columns]  # type: ignore[union-attr, index]
-            if bias_of(module) is not None:  # type: ignore[arg-type]
-                state[f"{names[module]}.bias"] = bias_of(module)[columns]  # type: ignore[arg-type, index]
+            bias = bias_of(module)
+            if bias is not None:
+                state[f"{names[module]}.bias"] = bias[columns]
         state[f"{names[block.o]}.weight"] = block.o.weight[:, _columns(keep, anatomy.d_head)]  # type: ignore[index]
     made.load_state_dict(state)
     made.tie_weights()
@@ -81,7 +82,7 @@ def _columns(heads: list[int], d_head: int) -> Tensor:
 
 def _smaller(model: Model, n_groups: int, device: str) -> Any:
     """A fresh model of the same class with that many groups fewer in each layer."""
-    anatomy, config = model.anatomy, copy.deepcopy(model.hf.config)  # type: ignore[union-attr]
+    anatomy, config = model.anatomy, copy.deepcopy(model.hf.config)
     group = anatomy.n_heads // anatomy.n_kv_heads
     refused = NotApplicable(f"The class of {model.name} cannot be built with fewer heads of the same width.")
     if anatomy.blocks[0].q is None or not all(type(b.q) is nn.Linear for b in anatomy.blocks):
@@ -99,7 +100,7 @@ def _smaller(model: Model, n_groups: int, device: str) -> Any:
         setattr(config, name, value)
     try:
         with torch.device(device):
-            made = type(model.hf)(config)  # type: ignore[operator]
+            made = type(model.hf)(config)
     except Exception as error:  # each class has its own way to object to sizes it cannot hold
         raise refused from error
     shapes = {name: tuple(p.shape) for name, p in made.named_parameters()}

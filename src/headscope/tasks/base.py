@@ -68,7 +68,7 @@ def make(name: str, model: Model, n: int = 12, seed: int = 0, **options: Any) ->
         raise UsageError(f"A task needs at least one prompt, but n is {n}.")
     module = importlib.import_module(f"headscope.tasks.{name.replace('-', '_')}")
     try:
-        return module.make(model, n, seed, **options)  # type: ignore[no-any-return]
+        return module.make(model, n, seed, **options)
     except TypeError as error:
         if options and "unexpected keyword" in str(error):
             raise UsageError(f"The task {name} has no such option: {', '.join(options)}.") from None

@@ -84,7 +84,7 @@ class AttentionTap(TorchFunctionMode):
                 pattern = self._visit("pattern", pattern)
             if self.edited & {"attn_scores", "pattern"}:
                 return pattern @ value.repeat_interleave(query.shape[1] // value.shape[1], 1)
-        return func(  # type: ignore[no-any-return]
+        return func(
             query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
             enable_gqa=enable_gqa,
         )  # fmt: skip

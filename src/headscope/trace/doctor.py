@@ -105,9 +105,9 @@ def _heads(model: Model, run: Run, layer: int) -> tuple[Tensor, Tensor]:
     z = run["z", layer]
     total = sum(z[..., h, :] @ anatomy.W_O(layer, h) for h in range(anatomy.n_heads))
     bias = anatomy.b_O(layer)
-    total = total if bias is None else total + bias  # type: ignore[assignment]
+    total = total if bias is None else total + bias
     total = block.post_attn(total) if block.post_attn is not None else total
-    return total, run["attn_out", layer]  # type: ignore[return-value]
+    return total, run["attn_out", layer]
 
 
 def _mix(model: Model, inputs: dict[str, Any], run: Run) -> list[tuple[Tensor, Tensor]]:
@@ -154,7 +154,7 @@ def _neurons(model: Model, inputs: dict[str, Any]) -> list[tuple[Tensor, Tensor]
     pairs = []
     for layer, block in enumerate(model.anatomy.blocks):
         out = run["neuron", layer] @ model.anatomy.W_out(layer)
-        bias = bias_of(block.down)  # type: ignore[arg-type]
+        bias = bias_of(block.down)
         out = out if bias is None else out + bias
         out = block.post_mlp(out) if block.post_mlp is not None else out
         pairs.append((out, run["mlp_out", layer]))

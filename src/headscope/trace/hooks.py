@@ -97,6 +97,7 @@ class Pass:
         anatomy = self.model.anatomy
         sizes = {name: getattr(anatomy, name) for name in ("n_layers", "n_heads", "n_kv_heads", "d_mlp")}
         self._reads: dict[tuple[str, int], list[Capture]] = {}
+        self._blocks: dict[str, Tensor] = {}
         self._changes: dict[tuple[str, int], list[tuple[Edit, Component, int]]] = {}
         for capture in self.captures:
             if capture.site not in SITES:
@@ -131,13 +132,29 @@ class Pass:
         if (site, layer) in self._changes:
             x = self._apply(site, x, self._changes[site, layer])
         for capture in self._reads.get((site, layer), ()):
-            kept = x if self.grad else x.detach()
+            kept: Any = x if self.grad else x.detach()
             if capture.reduce is not None:
                 kept = capture.reduce(kept, layer)
-            elif site in ("attn_out", "mlp_out", "resid_mid") and not self.grad:
-                kept = kept.clone()  # some blocks add in place afterwards
+            elif not self.grad:
+                kept = self._copy(site, layer, kept)
             self.stored.setdefault(site, {})[layer] = kept
         return x
+
+    def _copy(self, site: str, layer: int, x: Tensor) -> Tensor:
+        """A copy in one block of memory for all layers of the site.
+
+        A copy, because some blocks add in place afterwards. One block, because the tensors themselves, kept alive
+        between a layer's short-lived ones, make the allocator return and fault in the same memory in every layer.
+        """
+        if layer in self.stored.get(site, ()):  # a second forward pass must not overwrite what the first one gave
+            return x.clone()
+        layers = [at for name, at in self._reads if name == site]
+        block = self._blocks.get(site)
+        if block is None:
+            block = self._blocks[site] = x.new_empty((len(layers), *x.shape))
+        if block.shape[1:] != x.shape or block.dtype != x.dtype or block.device != x.device:
+            return x.clone()
+        return block[layers.index(layer)].copy_(x)
 
     def _apply(self, site: str, x: Tensor, changes: list[tuple[Edit, Component, int]]) -> Tensor:
         x = x.clone()
@@ -148,7 +165,7 @@ class Pass:
             chosen = self.where.select(edit, x.device)
             if x.shape[:2] != chosen.shape:  # keys and values of a cache reach further back than this pass
                 chosen = torch.nn.functional.pad(chosen, (x.shape[1] - chosen.shape[1], 0))
-            index = (..., component.index, slice(None)) if x.ndim == 4 else (...,)
+            index: tuple[Any, ...] = (..., component.index, slice(None)) if x.ndim == 4 else (...,)
             if site == "neuron":
                 index = (..., slice(component.index, component.index + 1))  # type: ignore[operator]
             unit = x[index].clone()  # autograd keeps it, and x changes under it
@@ -292,7 +309,7 @@ class Pass:
             tap = self._taps.pop()
             tap.__exit__(None, None, None)
             if not tap.seen and output is not None:
-                backend = getattr(self.model.hf.config, "_attn_implementation", "this one")  # type: ignore[union-attr]
+                backend = getattr(self.model.hf.config, "_attn_implementation", "this one")
                 raise NotApplicable(
                     f"The attention backend {backend!r} hides its {', '.join(sorted(sites))}; "
                     "load the model with attn='sdpa' or attn='eager'."
@@ -318,9 +335,9 @@ def _changed(edit: Edit, unit: Tensor, i: int) -> Tensor:
         direction = value / value.norm()
         return unit - (unit @ direction)[..., None] * direction
     try:
-        return (unit + value) if edit.op == "add" else value.expand_as(unit)  # type: ignore[union-attr]
+        return (unit + value) if edit.op == "add" else value.expand_as(unit)
     except RuntimeError:
-        shape = tuple(value.shape)  # type: ignore[union-attr]
+        shape = tuple(value.shape)
         raise UsageError(
             f"The edit '{edit}' has values of shape {shape}, which do not fit {tuple(unit.shape)}."
         ) from None

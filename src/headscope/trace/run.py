@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +14,6 @@ from headscope.core.errors import UsageError
 from headscope.model import Model
 from headscope.trace.edit import Edit
 from headscope.trace.hooks import SITES, Capture, Pass
-
-if TYPE_CHECKING:
-    from headscope.tasks import Prompts
-
-#: what `trace` takes as inputs
-Inputs = "str | list[str] | Tensor | Prompts | dict[str, Any]"
 
 
 @dataclass(eq=False)
