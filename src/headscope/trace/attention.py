@@ -66,6 +66,12 @@ class AttentionTap(TorchFunctionMode):
         dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
         self.seen, self._stage = True, "done"
+        given, shape = attn_mask, query.shape
+        if query.shape[1] < self.n_heads:
+            # one new token: transformers lays the query heads of a kv head along the axis of positions
+            query = query.reshape(shape[0], self.n_heads, 1, shape[-1])
+            if attn_mask is not None and attn_mask.shape[1] > 1:
+                attn_mask = attn_mask.reshape(shape[0], self.n_heads, 1, -1)
         query, key, value = self._heads("q", query), self._heads("k", key), self._heads("v", value)
         if self.sites & {"attn_scores", "pattern"}:
             full = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -83,9 +89,10 @@ class AttentionTap(TorchFunctionMode):
             if "pattern" in self.sites:
                 pattern = self._visit("pattern", pattern)
             if self.edited & {"attn_scores", "pattern"}:
-                return pattern @ value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+                mixed = pattern @ value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+                return mixed.reshape(*shape[:-1], -1)
         return func(
-            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            query.reshape(shape), key, value, attn_mask=given, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
             enable_gqa=enable_gqa,
         )  # fmt: skip
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headscope.core.component import Component, components
-from headscope.core.errors import FileError, UsageError
+from headscope.core.errors import FileError, UsageError, nearest
 from headscope.core.files import read_json, write_json
 
 #: the site at which a component of a kind is edited; `layer` skips both of its parts
@@ -20,6 +21,9 @@ SITE = {
     "resid": ("resid_pre",), "layer": ("attn_out", "mlp_out"),
 }  # fmt: skip
 FORMAT = 1
+OPS = ("zero", "scale", "gate", "add", "mean", "resample", "patch", "project_out", "mask_edges")
+#: operations whose values are those of a whole run: [component, batch, pos, unit]
+RECORDED = ("patch", "resample")
 
 Components = Component | str | Iterable[Component | str]
 
@@ -46,6 +50,8 @@ class Edit:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.op not in OPS:
+            raise UsageError(f"There is no edit {self.op!r}.{nearest(self.op, OPS)}")
         for component in self.components:
             if component.kind not in SITE or component.stack or component.expert is not None:
                 raise UsageError(
@@ -57,6 +63,17 @@ class Edit:
             )
         if self.part not in ("k", "v", "kv"):
             raise UsageError(f"part is {self.part!r}; a kv head's part is k, v or kv.")
+        for name, numbers in (("positions", self.positions), ("rows", self.rows)):
+            if isinstance(numbers, tuple) and (not numbers or min(numbers) < 0):
+                raise UsageError(f"{name} is {numbers}; {name} count from 0, and there is at least one.")
+        value, n = self.value, len(self.components)
+        if isinstance(value, Tensor) and value.ndim == self.axes and value.shape[0] not in (1, n):
+            raise UsageError(f"'{self}' was given values of shape {tuple(value.shape)}, but has {n} components.")
+
+    @property
+    def axes(self) -> int:
+        """Axes of a value with one entry a component; one of fewer axes is shared by all."""
+        return 4 if self.op in RECORDED else 2
 
     def sites(self, component: Component) -> tuple[str, ...]:
         """The sites of `trace` at which this edit changes the component."""
@@ -76,10 +93,13 @@ class Edit:
 
 def _make(op: str, given: Components, value: Any = None, **where: Any) -> Edit:
     for name in ("positions", "rows"):
-        if isinstance(where.get(name), int):
-            where[name] = (where[name],)
-        elif where.get(name) is not None and not isinstance(where[name], str):
-            where[name] = tuple(int(i) for i in where[name])
+        numbers = where.get(name)
+        if numbers is None or (name == "positions" and isinstance(numbers, str)):
+            continue
+        try:
+            where[name] = tuple(map(operator.index, [numbers] if isinstance(numbers, int) else numbers))
+        except TypeError:
+            raise UsageError(f"{name} is {numbers!r}; it takes a whole number or several.") from None
     return Edit(op, components(given), value, **where)
 
 
@@ -132,9 +152,13 @@ def patch(given: Components, source: Any, **where: Any) -> Edit:
 
 def mask_edges(given: Components, edges: Iterable[tuple[int | None, int | None]], **where: Any) -> Edit:
     """Forbid heads to attend along (query, key) pairs, before the softmax; None stands for every position."""
-    edit = _make("mask_edges", given, edges=tuple((q, k) for q, k in edges), **where)
-    if not edit.edges or any(component.kind != "head" for component in edit.components):
+    pairs = tuple(map(tuple, edges))
+    edit = _make("mask_edges", given, edges=pairs, **where)
+    if not pairs or any(component.kind != "head" for component in edit.components):
         raise UsageError("mask_edges takes heads and at least one (query, key) pair.")
+    for pair in pairs:
+        if len(pair) != 2 or any(i is not None and (not isinstance(i, int) or i < 0) for i in pair):
+            raise UsageError(f"{pair} is not a (query, key) pair of positions from 0; None stands for every position.")
     return edit
 
 
@@ -161,13 +185,13 @@ def save_edits(edits: Edit | list[Edit], path: str | Path) -> None:
     for edit in edits:
         if edit.source is not None:
             raise UsageError(f"The edit '{edit}' takes its values from a run; resolve(model, edits) makes it savable.")
-        value = edit.value.detach().tolist() if isinstance(edit.value, Tensor) else edit.value
+        tensor = edit.value if isinstance(edit.value, Tensor) else None
         rows.append(
             {
                 "op": edit.op,
                 "components": [str(c) for c in edit.components],
-                "value": value,
-                "tensor": isinstance(edit.value, Tensor),
+                "value": edit.value if tensor is None else tensor.detach().tolist(),
+                "dtype": None if tensor is None else str(tensor.dtype).removeprefix("torch."),
                 "positions": edit.positions,
                 "rows": edit.rows,
                 "part": edit.part,
@@ -185,19 +209,22 @@ def load_edits(path: str | Path) -> list[Edit]:
     if document.get("format_version") != FORMAT:
         raise FileError(f"{path} has edit format {document.get('format_version')}; this version reads {FORMAT}.")
     try:
-        return [
-            replace(
-                _make(
-                    row["op"],
-                    row["components"],
-                    torch.tensor(row["value"]) if row["tensor"] else row["value"],
-                    positions=row["positions"],
-                    rows=row["rows"],
-                    part=row["part"],
-                ),
-                edges=tuple((q, k) for q, k in row["edges"]),
-            )
-            for row in document["edits"]
-        ]
-    except (KeyError, TypeError, ValueError) as error:
+        if not isinstance(document["edits"], list):
+            raise TypeError("edits is not a list")
+        return [_load(row) for row in document["edits"]]
+    except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
         raise FileError(f"The edit file {path} is damaged ({error!r}).") from None
+
+
+def _load(row: dict[str, Any]) -> Edit:
+    value = row["value"]
+    if row["dtype"] is not None:
+        dtype = getattr(torch, row["dtype"])
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"{row['dtype']} is not a dtype")
+        value = torch.tensor(value, dtype=dtype)
+    elif value is not None:
+        value = float(value)
+    where = {name: row[name] for name in ("positions", "rows", "part")}
+    edges = tuple((q, k) for q, k in row["edges"])
+    return _make(row["op"], row["components"], value, edges=edges, **where)

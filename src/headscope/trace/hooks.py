@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from headscope.core.errors import NotApplicable, UsageError, nearest
 from headscope.model import Model
 from headscope.model.discover import first_tensor
 from headscope.trace.attention import AttentionTap
-from headscope.trace.edit import Edit, check_edit
+from headscope.trace.edit import RECORDED, Edit, check_edit
 
 #: site → dims
 SITES = {
@@ -55,24 +56,49 @@ class Where:
     mask: Tensor | None = None
     offset: int = 0
     shape: tuple[int, int] = (0, 0)
+    #: columns of the prompt: those of the last pass that began a sequence
+    prompt: int = 0
 
-    def index(self) -> Tensor:
-        """[batch, pos]: position among the real tokens of its row, -1 at padding."""
-        batch, width = self.shape
+    def note(self, shape: tuple[int, int]) -> None:
+        """A pass begins over `shape` new tokens."""
+        self.shape = shape
+        if self.offset == 0:
+            self.prompt = shape[1]
+        elif not 0 < self.prompt <= self.offset:
+            self.prompt = self.offset
+
+    def columns(self, width: int | None = None) -> Tensor:
+        """[width]: numbers of the columns up to the last new token, those of this pass unless a cache has more."""
+        width = self.shape[1] if width is None else width
+        total = self.offset + self.shape[1]
+        # a cache of fixed size is longer than what it holds
+        return torch.arange(max(0, total - width), max(total, width))
+
+    def index(self, width: int | None = None) -> Tensor:
+        """[batch, width]: position among the real tokens of its row, -1 at padding."""
+        batch, columns = self.shape[0], self.columns(width)
         if self.mask is None:
-            return torch.arange(self.offset, self.offset + width).expand(batch, width)
+            total = self.offset + self.shape[1]
+            return columns.masked_fill(columns >= total, -1).expand(batch, -1)
         counted = (self.mask.long().cumsum(1) - 1).masked_fill(~self.mask.bool(), -1)
-        return counted[:, -width:].expand(batch, width)
+        counted = torch.nn.functional.pad(counted, (0, max(0, int(columns[-1]) + 1 - counted.shape[1])), value=-1)
+        return counted[:, columns.to(counted.device)].expand(batch, -1)
 
-    def select(self, edit: Edit, device: torch.device) -> Tensor:
-        """[batch, pos]: where the edit applies."""
-        index = self.index().to(device)
+    def check(self, number: int, index: Tensor) -> None:
+        """Raise UsageError for a position past the end of every prompt."""
+        if self.offset == 0 and number > int(index.max()):
+            raise UsageError(f"Position {number} does not exist: the longest prompt has {int(index.max()) + 1} tokens.")
+
+    def select(self, edit: Edit, device: torch.device, width: int | None = None) -> Tensor:
+        """[batch, width]: where the edit applies."""
+        index = self.index(width).to(device)
+        in_prompt = (self.columns(width) < self.prompt).to(device)
         chosen = index >= 0
         if edit.positions == "generated":
-            chosen = chosen & (self.offset > 0)
+            chosen = chosen & ~in_prompt
         elif edit.positions is not None:
-            wanted = torch.tensor(edit.positions, device=device)
-            chosen = chosen & torch.isin(index, wanted) & (self.offset == 0)
+            self.check(max(edit.positions), index)  # type: ignore[arg-type]
+            chosen = chosen & torch.isin(index, torch.tensor(edit.positions, device=device)) & in_prompt
         if edit.rows is not None:
             rows = torch.zeros(index.shape[0], dtype=torch.bool, device=device)
             if max(edit.rows) >= index.shape[0]:
@@ -80,6 +106,17 @@ class Where:
             rows[list(edit.rows)] = True
             chosen = chosen & rows[:, None]
         return chosen
+
+    def aligned(self, value: Tensor, chosen: Tensor) -> Tensor:
+        """A prompt's values [..., pos, unit] laid over the columns of `chosen` in a pass that goes on from a cache.
+
+        Values that `chosen` needs but the prompt has not got are left out, so that the shapes do not fit.
+        """
+        columns, length = self.columns(chosen.shape[1]), value.shape[-2]
+        if self.offset == 0 or length == 1 or bool(chosen[:, (columns >= length).to(chosen.device)].any()):
+            return value
+        value = value[..., columns[columns < length].to(value.device), :]
+        return torch.nn.functional.pad(value, (0, 0, 0, len(columns) - value.shape[-2]))
 
 
 @dataclass
@@ -162,24 +199,29 @@ class Pass:
             if edit.op == "mask_edges":
                 self._mask(x, edit, component)
                 continue
-            chosen = self.where.select(edit, x.device)
-            if x.shape[:2] != chosen.shape:  # keys and values of a cache reach further back than this pass
-                chosen = torch.nn.functional.pad(chosen, (x.shape[1] - chosen.shape[1], 0))
+            # keys and values of a cache reach further back than this pass; the cache holds them unedited
+            chosen = self.where.select(edit, x.device, x.shape[1])
+            value = edit.value
+            if isinstance(value, Tensor):
+                value = value[i if value.shape[0] > 1 else 0] if value.ndim >= edit.axes else value
+                value = value.to(x.device, x.dtype)
+                value = self.where.aligned(value, chosen) if edit.op in RECORDED else value
             index: tuple[Any, ...] = (..., component.index, slice(None)) if x.ndim == 4 else (...,)
             if site == "neuron":
                 index = (..., slice(component.index, component.index + 1))  # type: ignore[operator]
             unit = x[index].clone()  # autograd keeps it, and x changes under it
-            x[index] = torch.where(chosen[..., None], _changed(edit, unit, i), unit)
+            x[index] = torch.where(chosen[..., None], _changed(edit, unit, value), unit)
         return x
 
     def _mask(self, scores: Tensor, edit: Edit, component: Component) -> None:
         query = self.where.select(edit, scores.device)  # [batch, query]
-        index = self.where.index().to(scores.device)
+        from_index = self.where.index().to(scores.device)
+        to_index = self.where.index(scores.shape[-1]).to(scores.device)
         for q, k in edit.edges:
-            rows = query if q is None else query & (index == q)
-            keys = torch.ones_like(index, dtype=torch.bool) if k is None else index == k
-            if keys.shape[1] != scores.shape[-1]:
-                raise UsageError("mask_edges works on prompts, not on tokens generated with a cache.")
+            for number in (q, k):
+                self.where.check(number or 0, from_index)
+            rows = query if q is None else query & (from_index == q)
+            keys = torch.ones_like(to_index, dtype=torch.bool) if k is None else to_index == k
             hit = rows[:, :, None] & keys[:, None, :]
             scores[:, component.index] = scores[:, component.index].masked_fill(hit, torch.finfo(scores.dtype).min)
 
@@ -199,7 +241,9 @@ class Pass:
             for handle in self._handles:
                 handle.remove()
 
-    def _note_batch(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def _note_batch(self, hf: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if len(args) > 1:  # a mask or cache may be among them
+            kwargs = inspect.signature(hf.forward).bind_partial(*args, **kwargs).arguments
         mask = kwargs.get("attention_mask")
         self.where.mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         past = [value for value in kwargs.values() if hasattr(value, "get_seq_length")]
@@ -207,7 +251,7 @@ class Pass:
 
     def _note_shape(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         hidden = args[0] if args else kwargs["hidden_states"]
-        self.where.shape = (hidden.shape[0], hidden.shape[1])
+        self.where.note((hidden.shape[0], hidden.shape[1]))
 
     def _hook_layer(self, layer: int) -> None:
         anatomy, block = self.model.anatomy, self.model.anatomy.blocks[layer]
@@ -319,23 +363,18 @@ class Pass:
         self._handles.append(module.register_forward_hook(leave, always_call=True))
 
 
-def _changed(edit: Edit, unit: Tensor, i: int) -> Tensor:
+def _changed(edit: Edit, unit: Tensor, value: Any) -> Tensor:
     """The new value of one component's tensor [batch, pos, unit]."""
-    value = edit.value
-    if isinstance(value, Tensor):
-        # a tensor with one entry a component is indexed, any other one is shared
-        per = 4 if edit.op in ("patch", "resample") else 2
-        value = value.to(unit.device, unit.dtype)
-        value = value[i if value.shape[0] > 1 else 0] if value.ndim >= per else value
     if edit.op == "zero":
         return torch.zeros_like(unit)
     if edit.op in ("scale", "gate"):
         return unit * value
-    if edit.op == "project_out":
-        direction = value / value.norm()
-        return unit - (unit @ direction)[..., None] * direction
     try:
-        return (unit + value) if edit.op == "add" else value.expand_as(unit)
+        if edit.op == "project_out":
+            direction = value / value.norm()
+            return unit - (unit @ direction)[..., None] * direction
+        value = value.expand_as(unit) if isinstance(value, Tensor) else value
+        return unit + value if edit.op == "add" else value
     except RuntimeError:
         shape = tuple(value.shape)
         raise UsageError(
