@@ -89,6 +89,8 @@ class Model:
         Raises UsageError for an empty or too long prompt, NotApplicable for text without a tokenizer.
         """
         if isinstance(texts, Tensor):
+            if texts.ndim > 2:
+                raise UsageError(f"Token ids are a tensor [batch, pos], but these have shape {tuple(texts.shape)}.")
             ids = texts if texts.ndim == 2 else texts.reshape(1, -1)
             rows = None
         else:

@@ -319,7 +319,7 @@ class Pass:
             made = self._visit(site, layer, shaped)
             if mid:
                 changed = self._visit("resid_mid", layer, self._resid_pre + made)
-                if ("resid_mid", layer) in self._changes:
+                if self.grad or ("resid_mid", layer) in self._changes:
                     made = changed - self._resid_pre
             if made is shaped and not self.grad:
                 return None
@@ -332,14 +332,23 @@ class Pass:
         anatomy = self.model.anatomy
         module = anatomy.qkv_columns(which, 0, layer)[0]
 
-        def hook(_: nn.Module, args: Any, output: Tensor) -> None:
-            self._visit(f"{which}_pre", layer, anatomy.split_qkv(which, output.view(*self.where.shape, -1), layer))
+        def hook(_: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            made = self._visit(
+                f"{which}_pre", layer, anatomy.split_qkv(which, output.view(*self.where.shape, -1), layer)
+            )
+            if not self.grad:
+                return None
+            output = output.clone()
+            for i in range(made.shape[2]):
+                output[..., anatomy.qkv_columns(which, i, layer)[1]] = made[:, :, i].reshape(*output.shape[:-1], -1)
+            return output
 
         self._handles.append(module.register_forward_hook(hook))
 
     def _tap(self, layer: int, sites: set[str]) -> None:
         anatomy, module = self.model.anatomy, self.model.anatomy.blocks[layer].attn
-        edited = {site for site in sites if (site, layer) in self._changes}
+        # where gradients are wanted, the model must go on with the very tensor that was kept
+        edited = {site for site in sites if self.grad or (site, layer) in self._changes}
 
         def enter(_: nn.Module, args: Any) -> None:
             tap = AttentionTap(

@@ -118,8 +118,12 @@ def _arguments(model: Model) -> set[str]:
 def _positions(model: Model, mask: Tensor | None, logits: str | Tensor | None) -> Iterator[None]:
     """Let the unembedding see only the positions asked for: it is a fifth of a small model's work."""
     unembed = model.anatomy.parts.unembed
-    if isinstance(logits, str) and logits not in ("all", "last"):
+    if not (logits is None or isinstance(logits, Tensor) or logits in ("all", "last")):
         raise UsageError(f"logits is {logits!r}; it takes 'all', 'last', positions [batch, m], or None.")
+    if isinstance(logits, Tensor) and mask is not None:
+        batch, width = mask.shape
+        if logits.ndim != 2 or len(logits) != batch or not bool(((logits >= 0) & (logits < width)).all()):
+            raise UsageError(f"logits takes positions [{batch}, m] from 0 to {width - 1}, but got {logits.tolist()}.")
     if unembed is None or (isinstance(logits, str) and logits == "all"):
         yield
         return
