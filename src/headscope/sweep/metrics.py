@@ -60,10 +60,9 @@ def measure(metric: Metric, logits: Tensor, prompts: Prompts) -> Tensor:
         logits = logits.float()
     if callable(metric):
         value = metric(logits)
-        if value.ndim != 1 or value.shape[0] != logits.shape[0]:
-            raise UsageError(
-                f"A metric must give one value a prompt, [{logits.shape[0]}], but gave {tuple(value.shape)}."
-            )
+        if not isinstance(value, Tensor) or tuple(value.shape) != (logits.shape[0],):
+            gave = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise UsageError(f"A metric must give one value a prompt, [{logits.shape[0]}], but gave {gave}.")
         return value
     if metric not in METRICS:
         raise UsageError(f"There is no metric {metric!r}.{nearest(metric, METRICS)}")

@@ -46,7 +46,7 @@ def clean(model: Model, prompts: Prompts, metric: Metric | None = None) -> Tenso
 def sweep(
     model: Model,
     prompts: Prompts | Tensor,
-    edits: EachHead | Iterable[Edit | Iterable[Edit]],
+    edits: EachHead | Edit | Iterable[Edit | Iterable[Edit]],
     metric: Metric | None = None,
     *,
     progress: Callable[[int, int], None] | None = None,
@@ -58,7 +58,7 @@ def sweep(
     """
     if isinstance(edits, EachHead):
         edits = edits.of(model)
-    sets = [[item] if isinstance(item, Edit) else list(item) for item in edits]
+    sets = [_set(item) for item in ([edits] if isinstance(edits, Edit) else edits)]
     if not sets:
         raise UsageError("sweep was given no edits.")
     rows = []
@@ -70,6 +70,14 @@ def sweep(
     name = metric if isinstance(metric, str) else getattr(metric, "__name__", None) or getattr(prompts, "metric", "")
     result = make(torch.stack(rows), ("edit", "prompt"), metric=str(name))
     return result.assign_coords(edit=names)
+
+
+def _set(item: Edit | Iterable[Edit]) -> list[Edit]:
+    chosen = list(item) if isinstance(item, Iterable) and not isinstance(item, str) else [item]
+    for edit in chosen:
+        if not isinstance(edit, Edit):
+            raise UsageError(f"{edit!r} is not an edit; write for example zero('L5H3').")
+    return chosen
 
 
 def _one(model: Model, prompts: Any, edits: list[Edit], metric: Metric | None) -> Tensor:
