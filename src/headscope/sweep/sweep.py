@@ -14,7 +14,8 @@ from headscope.core.errors import UsageError
 from headscope.core.scores import make
 from headscope.model import Model
 from headscope.sweep.metrics import Metric, measure
-from headscope.trace import Edit, trace
+from headscope.trace import Edit, resolve, trace
+from headscope.trace.replay import first_layer, record, skipping
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -54,16 +55,20 @@ def sweep(
     """The metric under each edit (or set of edits): dims (edit, prompt), coordinate `edit` in words.
 
     `prompts`: Prompts of a task, or token ids [batch, pos] with a metric that is a function of the logits at the last
-    position. `metric` defaults to the task's. `progress(done, total)` is called after every edit.
+    position. `metric` defaults to the task's. `progress(done, total)` is called after every edit. Layers below the
+    lowest edited one run once for all edits.
     """
     if isinstance(edits, EachHead):
         edits = edits.of(model)
     sets = [_set(item) for item in ([edits] if isinstance(edits, Edit) else edits)]
     if not sets:
         raise UsageError("sweep was given no edits.")
+    sets = [resolve(model, chosen) for chosen in sets]
+    recorded = record(model, prompts) if len(sets) > 1 else []
     rows = []
     for done, chosen in enumerate(sets, 1):
-        rows.append(_one(model, prompts, chosen, metric))
+        with skipping(model, recorded, first_layer(model, chosen) if recorded else 0):
+            rows.append(_one(model, prompts, chosen, metric))
         if progress is not None:
             progress(done, len(sets))
     names = [" + ".join(map(str, chosen)) or "clean" for chosen in sets]

@@ -169,9 +169,12 @@ def from_jsonl(path: str | Path, model: Model, seed: int = 0) -> Prompts:
             continue
         try:
             row = json.loads(line)
+            texts = [row["prompt"], row["answer"], *(row[name] for name in ("foil", "corrupt") if row.get(name) is not None)]
+            if not all(isinstance(text, str) and text for text in texts):
+                raise TypeError("not text")
             cases.append(Case(row["prompt"], row["answer"], row.get("foil"), row.get("corrupt")))
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise UsageError(f"{path}, line {number}: expected a JSON object with `prompt` and `answer`.") from None
+            raise UsageError(f"{path}, line {number}: expected a JSON object of texts `prompt` and `answer`.") from None
     if not cases:
         raise UsageError(f"The task file {path} has no prompts.")
     return from_cases(model, Path(path).stem, cases, len(cases), seed, metric="logit_diff", chance=0.0)

@@ -8,14 +8,21 @@ import string
 from headscope.model import Model
 from headscope.tasks.base import Case, Prompts, from_cases
 
+_WORDS = ("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+          "eighteen nineteen twenty")  # fmt: skip
+_ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth"
+
 #: name → (items in order, whether the last is followed by the first)
 SERIES: dict[str, tuple[tuple[str, ...], bool]] = {
+    "numbers": (tuple(map(str, range(1, 201))), False),
+    "number words": (tuple(_WORDS.split()), False),
+    "ordinals": (tuple(_ORDINALS.split()), False),
     "weekdays": (tuple(calendar.day_name), True),
     "months": (tuple(calendar.month_name[1:]), True),
-    "number words": (("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"), False),
-    "ordinals": (("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"), False),
+    "short weekdays": (tuple(calendar.day_abbr), True),
+    "short months": (tuple(calendar.month_abbr[1:]), True),
     "letters": (tuple(string.ascii_uppercase), False),
-}  # fmt: skip
+}
 
 
 def make(model: Model, n: int, seed: int) -> Prompts:

@@ -39,6 +39,8 @@ ROLES: dict[str, Role] = {
              "repeated-tokens", "loss", +1, 4, quick=False),
         Role("sink", "harmless: plain text suffers less from losing these heads than from losing others", "bos-sink",
              "plain-text", "loss", -1, 8, task_options={"length": 32}),
+        Role("successor", "continuing an ordered list needs these heads", "successor-heads", "successor", "loss", +1, 4,
+             quick=False),
         Role("retrieval", "finding the needle needs these heads", "retrieval-head", "needle", "prob", -1, 8, quick=False,
              task_options={"length": 128}),
     )

@@ -1,3 +1,5 @@
+"""Heads that rest on the first token."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,3 +1,5 @@
+"""Heads that look at earlier copies of the present token."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

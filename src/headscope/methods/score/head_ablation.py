@@ -1,3 +1,5 @@
+"""What losing each head costs."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

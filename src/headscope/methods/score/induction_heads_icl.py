@@ -1,3 +1,5 @@
+"""Heads that look up what followed the last time, and copy it."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

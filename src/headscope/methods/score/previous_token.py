@@ -1,3 +1,5 @@
+"""Heads that look at the token just before."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,3 +1,5 @@
+"""Heads that copy the needle out of a haystack."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -66,8 +68,8 @@ class RetrievalHead(ScoreMethod):
             return looked == needle[:, None]
 
         run = trace(model, prompts, Capture("pattern", reduce=hits), logits=prompts.positions)
-        assert run.logits is not None
-        solved = (run.logits[:, 0].argmax(-1).cpu() == prompts.target[:, 0].cpu()).nonzero()[:, 0]
+        logits: torch.Tensor = run.logits  # type: ignore[assignment]
+        solved = (logits[:, 0].argmax(-1).cpu() == prompts.target[:, 0].cpu()).nonzero()[:, 0]
         if len(solved) < 3:
             raise NotApplicable(
                 f"{model.name} solved {len(solved)} of {len(prompts)} needle trials; retrieval cannot be scored."
