@@ -169,10 +169,11 @@ def from_jsonl(path: str | Path, model: Model, seed: int = 0) -> Prompts:
             continue
         try:
             row = json.loads(line)
-            texts = [row["prompt"], row["answer"], *(row[name] for name in ("foil", "corrupt") if row.get(name) is not None)]
+            case = Case(row["prompt"], row["answer"], row.get("foil"), row.get("corrupt"))
+            texts = [case.prompt, case.answer, *(text for text in (case.foil, case.corrupt) if text is not None)]
             if not all(isinstance(text, str) and text for text in texts):
                 raise TypeError("not text")
-            cases.append(Case(row["prompt"], row["answer"], row.get("foil"), row.get("corrupt")))
+            cases.append(case)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"{path}, line {number}: expected a JSON object of texts `prompt` and `answer`.") from None
     if not cases:

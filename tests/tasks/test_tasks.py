@@ -1,0 +1,278 @@
+"""Tasks: drawn by a seed, with one right token that is where it should be, and a baseline that says who is able."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from headscope import tasks
+from headscope.core.errors import NotApplicable, UsageError
+from headscope.model import Model
+from headscope.tasks import Prompts
+from headscope.tasks.base import Case, from_cases
+from headscope.tasks.capitals import CAPITALS
+from headscope.tasks.needle import _THINGS
+from headscope.tasks.successor import SERIES
+
+#: tasks whose answer follows a text prompt
+TEXT = [name for name in tasks.names() if name not in ("repeated-tokens", "needle", "plain-text")]
+
+
+def _rows(prompts: Prompts) -> list[list[int]]:
+    return prompts.tokens.tolist()  # type: ignore[no-any-return]
+
+
+def _texts(model: Model, prompts: Prompts, tokens: Tensor | None = None) -> list[str]:
+    tokens = prompts.tokens if tokens is None else tokens
+    mask = torch.ones_like(tokens) if prompts.mask is None else prompts.mask
+    return [model.tokenizer.decode(row[keep.bool()]) for row, keep in zip(tokens, mask, strict=True)]
+
+
+def _answers(model: Model, ids: Tensor | None) -> list[str]:
+    assert ids is not None and ids.shape[1] == 1
+    return [model.tokenizer.decode([token]) for token in ids[:, 0].tolist()]
+
+
+def test_repeated_tokens_without_a_tokenizer(tiny: Model) -> None:
+    prompts = tasks.make("repeated-tokens", tiny, 5, seed=3, length=6, repeats=3)
+    assert prompts.tokens.shape == (5, 18) and prompts.meta == {"start": 0, "length": 6, "repeats": 3}
+    for row in _rows(prompts):
+        assert row[:6] == row[6:12] == row[12:] and len(set(row[:6])) == 6
+    # every token of the repeats but the first of each
+    assert prompts.positions[0].tolist() == [6, 7, 8, 9, 10, 12, 13, 14, 15, 16]
+    for row, at, target in zip(prompts.tokens, prompts.positions, prompts.target, strict=True):
+        assert row[at + 1].tolist() == target.tolist()
+    assert len({tuple(row) for row in _rows(prompts)}) == 5
+
+
+def test_repeated_tokens_are_drawn_by_the_seed(tiny: Model) -> None:
+    first, again, other = (_rows(tasks.make("repeated-tokens", tiny, 4, seed)) for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_a_random_model_cannot_repeat(tiny: Model) -> None:
+    found = tasks.baseline(tiny, tasks.make("repeated-tokens", tiny, n=24))
+    assert not found.able and found.accuracy < 0.1 and "cannot do repeated-tokens" in found.reason
+
+
+def test_the_baseline_counts_right_answers(tiny: Model) -> None:
+    """With the model's own guesses as targets it is able, with half of them it is half right."""
+    import headscope as hs
+
+    prompts = tasks.make("repeated-tokens", tiny, 4)
+    logits = hs.trace(tiny, prompts, logits=prompts.positions).logits
+    guess = logits.argmax(-1)  # type: ignore[union-attr]
+    right = Prompts("guess", 0, prompts.tokens, prompts.positions, guess, chance=0.2)
+    found = tasks.baseline(tiny, right)
+    assert (found.accuracy, found.able, found.chance) == (1.0, True, 0.2)
+    half = torch.where(torch.arange(4)[:, None] < 2, guess, (guess + 1) % 96)
+    assert tasks.baseline(tiny, Prompts("h", 0, prompts.tokens, prompts.positions, half)).accuracy == 0.5
+    # clearly above chance means twice the chance: half right is not enough against 0.3
+    assert not tasks.baseline(tiny, Prompts("h", 0, prompts.tokens, prompts.positions, half, chance=0.3)).able
+
+
+def test_unknown_tasks_and_options(tiny: Model) -> None:
+    with pytest.raises(UsageError, match=r"no task 'repeated-token'.*Did you mean repeated-tokens"):
+        tasks.make("repeated-token", tiny)
+    with pytest.raises(UsageError, match="at least one prompt, but n is 0"):
+        tasks.make("repeated-tokens", tiny, 0)
+    with pytest.raises(UsageError, match="no such option: lenght"):
+        tasks.make("repeated-tokens", tiny, lenght=5)
+    with pytest.raises(UsageError, match="at least 2, but got 1"):
+        tasks.make("repeated-tokens", tiny, length=1)
+    with pytest.raises(UsageError, match="length 95 needs as many"):
+        tasks.make("repeated-tokens", tiny, length=95)
+
+
+@pytest.mark.parametrize("name", [name for name in tasks.names() if name != "repeated-tokens"])
+def test_text_needs_a_tokenizer(tiny: Model, name: str) -> None:
+    with pytest.raises(NotApplicable, match=f"task {name} .*without a tokenizer"):
+        tasks.make(name, tiny)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", tasks.names())
+def test_the_seed_draws_the_prompts(smollm2: Model, name: str) -> None:
+    first, again, other = (tasks.make(name, smollm2, 6, seed) for seed in (0, 0, 1))
+    assert _rows(first) == _rows(again) and first.target.tolist() == again.target.tolist()
+    assert first.positions.tolist() == again.positions.tolist()
+    assert _rows(first) != _rows(other)
+    assert len(first) == 6 and (first.name, first.seed, other.seed) == (name, 0, 1)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", tasks.names())
+def test_positions_are_real_tokens_before_the_answer(smollm2: Model, name: str) -> None:
+    prompts = tasks.make(name, smollm2, 6)
+    assert prompts.positions.shape == prompts.target.shape
+    assert int(prompts.positions.min()) >= 0 and int(prompts.positions.max()) < prompts.tokens.shape[1]
+    if prompts.mask is not None:
+        assert bool(prompts.mask.gather(1, prompts.positions).all())
+    if prompts.foil is not None:
+        assert prompts.foil.shape == prompts.target.shape and not bool((prompts.foil == prompts.target).any())
+    assert 0 <= prompts.chance < 0.5
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", TEXT)
+def test_text_tasks_ask_for_one_token_at_the_end(smollm2: Model, name: str) -> None:
+    prompts = tasks.make(name, smollm2, 6)
+    cases = prompts.meta["cases"]
+    assert _texts(smollm2, prompts) == [case.prompt for case in cases]
+    assert _answers(smollm2, prompts.target) == [case.answer for case in cases]
+    if prompts.foil is not None:
+        assert _answers(smollm2, prompts.foil) == [case.foil for case in cases]
+    for case, at, row in zip(cases, prompts.positions[:, 0].tolist(), prompts.tokens, strict=True):
+        whole = smollm2.tokenizer(case.prompt + case.answer)["input_ids"]
+        # the prompt and its answer are split into tokens as the two apart are
+        assert whole[:-1] == row[len(row) - len(whole) + 1 :].tolist() and at == len(row) - 1
+    if prompts.corrupt is not None:
+        assert prompts.corrupt.shape == prompts.tokens.shape
+        assert bool((prompts.corrupt != prompts.tokens).any(1).all())
+        assert _texts(smollm2, prompts, prompts.corrupt) == [case.corrupt for case in cases]
+
+
+@pytest.mark.real
+def test_capitals_are_the_capitals(smollm2: Model) -> None:
+    prompts = tasks.make("capitals", smollm2, 30)
+    for text, answer, foil, other in zip(
+        _texts(smollm2, prompts), _answers(smollm2, prompts.target), _answers(smollm2, prompts.foil),
+        _texts(smollm2, prompts, prompts.corrupt), strict=True,
+    ):  # fmt: skip
+        (country, twin) = (t.removeprefix("The capital of ").removesuffix(" is") for t in (text, other))
+        assert answer == f" {CAPITALS[country]}" and foil == f" {CAPITALS[twin]}"
+
+
+@pytest.mark.real
+def test_ioi_asks_for_the_name_that_is_not_repeated(smollm2: Model) -> None:
+    prompts = tasks.make("ioi", smollm2, 12)
+    orders = set()
+    for text, answer, foil, other in zip(
+        _texts(smollm2, prompts), _answers(smollm2, prompts.target), _answers(smollm2, prompts.foil),
+        _texts(smollm2, prompts, prompts.corrupt), strict=True,
+    ):  # fmt: skip
+        words = text.replace(",", "").split()
+        assert words.count(answer.strip()) == 1 and words.count(foil.strip()) == 2
+        changed = [(a, b) for a, b in zip(words, other.replace(",", "").split(), strict=True) if a != b]
+        assert len(changed) == 1 and changed[0][0] == foil.strip() and changed[0][1] not in words
+        orders.add(words.index(answer.strip()) < words.index(foil.strip()))
+    assert orders == {True, False}
+
+
+@pytest.mark.real
+def test_successors_follow(smollm2: Model) -> None:
+    prompts = tasks.make("successor", smollm2, 20)
+    series = [items for items, _ in SERIES.values()]
+    for text, answer in zip(_texts(smollm2, prompts), _answers(smollm2, prompts.target), strict=True):
+        shown = [*text.rstrip(",").split(", "), answer.strip()]
+        starts = [(items, items.index(shown[0])) for items in series if shown[0] in items]  # May is a month twice
+        assert shown in [[items[(start + i) % len(items)] for i in range(4)] for items, start in starts]
+
+
+@pytest.mark.real
+def test_the_needle_holds_the_answer_and_nothing_else_does(smollm2: Model) -> None:
+    prompts = tasks.make("needle", smollm2, 8, length=128)
+    assert prompts.tokens.shape == (8, 128) and bool((prompts.positions == 127).all())
+    at = torch.tensor(prompts.meta["needle"])[:, None]
+    assert torch.equal(prompts.tokens.gather(1, at), prompts.target)
+    assert bool(((prompts.tokens == prompts.target).sum(1) == 1).all())
+    for row, needle, answer in zip(prompts.tokens, at[:, 0].tolist(), _answers(smollm2, prompts.target), strict=True):
+        question = smollm2.tokenizer.decode(row[-10:])
+        assert smollm2.tokenizer.decode(row[: needle + 1]).endswith(question[question.index(" The") :] + answer)
+        assert answer.strip() in _THINGS
+    assert len({int(x) for x in at}) > 4
+    with pytest.raises(NotApplicable, match="more than 24 tokens"):
+        tasks.make("needle", smollm2, 1, length=24)
+
+
+@pytest.mark.real
+def test_repeated_tokens_are_ordinary_ones(smollm2: Model) -> None:
+    prompts = tasks.make("repeated-tokens", smollm2, 4, length=15)
+    start = prompts.meta["start"]
+    assert start == len(smollm2.prefix)
+    assert torch.equal(prompts.tokens[:, start : start + 15], prompts.tokens[:, start + 15 :])
+    assert not set(smollm2.tokenizer.all_special_ids) & set(prompts.tokens.flatten().tolist())
+
+
+@pytest.mark.real
+def test_plain_text_scores_every_next_token(smollm2: Model) -> None:
+    prompts = tasks.make("plain-text", smollm2, 4, length=32)
+    assert prompts.tokens.shape == (4, 32)
+    assert torch.equal(prompts.target, prompts.tokens[:, 1:]) and prompts.positions[2].tolist() == list(range(31))
+    assert all(text[0].isupper() and " the " in text for text in _texts(smollm2, prompts))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["capitals", "ioi", "needle", "repeated-tokens"])
+def test_the_real_model_is_able(smollm2: Model, name: str) -> None:
+    found = tasks.baseline(smollm2, tasks.make(name, smollm2, 12))
+    assert found.able and f"can do {name}" in found.reason, found.reason
+
+
+def _file(path: Path, *rows: object) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.real
+def test_a_task_from_lines(smollm2: Model, tmp_path: Path) -> None:
+    full = {
+        "prompt": "The capital of France is",
+        "answer": " Paris",
+        "foil": " Rome",
+        "corrupt": "The capital of Italy is",
+    }
+    short = {"prompt": "Monday, Tuesday,", "answer": " Wednesday", "foil": " Monday", "corrupt": "Monday, Friday,"}
+    prompts = tasks.from_jsonl(_file(tmp_path / "mine.jsonl", full, "", short, "  "), smollm2)
+    assert (prompts.name, len(prompts), prompts.metric) == ("mine", 2, "logit_diff")
+    found = dict(zip(_texts(smollm2, prompts), _answers(smollm2, prompts.target), strict=True))
+    assert found == {full["prompt"]: " Paris", short["prompt"]: " Wednesday"}
+    assert prompts.corrupt is not None
+    plain = tasks.from_jsonl(_file(tmp_path / "b.jsonl", {"prompt": "2, 3,", "answer": " Paris"}, full), smollm2)
+    assert plain.metric == "loss" and plain.foil is None and plain.corrupt is None
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "row",
+    ["not json", "[1]", "3", '"text"', "null", '{"prompt": "a"}', '{"answer": "a"}', '{"prompt": 5, "answer": " a"}',
+     '{"prompt": "a", "answer": null}', '{"prompt": "a", "answer": " b", "foil": 3}',
+     '{"prompt": "a", "answer": " b", "corrupt": []}', '{"prompt": "", "answer": " b"}'],
+)  # fmt: skip
+def test_a_bad_line_is_named(smollm2: Model, tmp_path: Path, row: str) -> None:
+    path = _file(tmp_path / "mine.jsonl", {"prompt": "The capital of France is", "answer": " Paris"}, "", row)
+    with pytest.raises(UsageError, match="line 3") as caught:
+        tasks.from_jsonl(path, smollm2)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.real
+def test_bad_files_are_named(smollm2: Model, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.jsonl cannot be read"):
+        tasks.from_jsonl(tmp_path / "none.jsonl", smollm2)
+    with pytest.raises(UsageError, match="no prompts"):
+        tasks.from_jsonl(_file(tmp_path / "empty.jsonl", ""), smollm2)
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot be read"):
+        tasks.from_jsonl(tmp_path / "binary.jsonl", smollm2)
+    with pytest.raises(NotApplicable, match="one token"):
+        tasks.from_jsonl(
+            _file(tmp_path / "long.jsonl", {"prompt": "a", "answer": " antidisestablishmentarianism"}), smollm2
+        )
+
+
+@pytest.mark.real
+def test_cases_that_cannot_be_used_are_dropped(smollm2: Model) -> None:
+    good = Case("The capital of France is", " Paris", " Rome", "The capital of Italy is")
+    cases = [
+        good,
+        Case("The capital of France is", " antidisestablishmentarianism", " Rome", "The capital of Italy is"),
+        Case("The capital of France is", " Paris", " antidisestablishmentarianism", "The capital of Italy is"),
+        Case("The capital of France is", " Paris", " Rome", "The capital of all of Italy is"),
+    ]
+    prompts = from_cases(smollm2, "t", cases, 4, 0, metric="logit_diff", chance=0.0)
+    assert prompts.meta["cases"] == [good]
