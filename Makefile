@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 COMPAT := .venv-compat
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: venv demo test check test-compat
+.PHONY: venv demo test check bench test-compat
 
 venv: $(STAMP)
 
@@ -33,6 +33,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/headscope models get smollm2-135m
+	$(BIN)/python -m benchmarks
 
 # the oldest transformers we promise, in an environment of its own
 $(COMPAT)/.installed: pyproject.toml

@@ -1,0 +1,58 @@
+"""docs/benchmarks.md, made from the results files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results"
+
+_HEAD = """# Benchmarks
+
+Made by `python -m benchmarks` from `benchmarks/results/*.json`; do not edit. `make bench` measures again.
+
+| benchmark | what | measured | target | met |
+|---|---|---|---|---|
+"""
+
+
+def render(folder: Path = RESULTS) -> str:
+    """The page for the results in `folder`."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    rows = [row for result in found for row in _rows(result)]
+    return _HEAD + "\n".join(rows) + "\n" + "".join(_section(result) for result in found)
+
+
+def _rows(result: dict[str, Any]) -> list[str]:
+    rows = []
+    for label, value in {**result["medians"], **result["ratio"]}.items():
+        limit = result["target"].get(label)
+        unit = "×" if label in result["ratio"] else f" {result['unit']}"
+        met = "" if limit is None else "yes" if value <= limit else "**no**"
+        shown = "" if limit is None else f"≤ {limit:g}{unit}"
+        rows.append(f"| {result['name']} | {label} | {_number(value)}{unit} | {shown} | {met} |")
+    return rows
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _section(result: dict[str, Any]) -> str:
+    machine, runs = result["machine"], result["runs"]
+    counts = sorted({len(values) for values in runs.values()})
+    times = " or ".join(map(str, counts)) + (" runs each" if counts != [1] else " run")
+    others = machine["busy_cores_of_others"]
+    beside = "" if others is None else f"; meanwhile other processes kept {others:g} cores busy"
+    note = f"\n\n{result['note']}" if result["note"] else ""
+    threads = f"{machine['threads']} thread" + ("s" if machine["threads"] != 1 else "")
+    return (
+        f"\n## {result['name']}\n\n{result['what']}{note}\n\n"
+        f"{result['date']}, {machine['cpu']}, {machine['cores']} cores, {threads}, "
+        f"Python {machine['python']}, torch {machine['torch']}, transformers {machine['transformers']}; "
+        f"medians of {times}{beside}.\n"
+    )
