@@ -57,20 +57,24 @@ def probe_inputs(hf: Any, length: int = 6, seed: int = 0) -> dict[str, Any]:
         side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
         pixels = torch.randn(1, getattr(config, "num_channels", 3), side, side, generator=generator)
         return {"pixel_values": pixels.to(device, next(hf.parameters()).dtype)}
-    if main != "input_ids" or getattr(config, "is_encoder_decoder", False):
+    try:
+        embed = hf.get_input_embeddings()
+    except NotImplementedError:  # a model of several towers has no one embedding
+        embed = None
+    if main != "input_ids" or getattr(config, "is_encoder_decoder", False) or embed is None:
         raise ModelError(
             f"{type(hf).__name__} is not supported yet: headscope reads text decoders, text encoders and image encoders."
         )
-    n_vocab = hf.get_input_embeddings().weight.shape[0]
+    n_vocab = embed.weight.shape[0]
     low = min(5, n_vocab - 1)  # past the padding ids, which some models embed as zero
     return {"input_ids": torch.randint(low, n_vocab, (1, length), generator=generator).to(device)}
 
 
 def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
-    if given is None or isinstance(given, torch.dtype):
-        return given
-    found = getattr(torch, given, None)
-    if not isinstance(found, torch.dtype):
+    if given is None:
+        return None
+    found = getattr(torch, given, None) if isinstance(given, str) else given
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise UsageError(f"{given!r} is not a dtype; write for example float32, bfloat16 or float16.")
     return found
 
@@ -105,8 +109,16 @@ def _from_pretrained(
         extra: dict[str, Any] = {"attn_implementation": attn} if attn else {}
         if "gguf_file" not in options:
             extra["use_safetensors"] = True  # a pickled checkpoint could run code
-        hf = kind.from_pretrained(folder, **({"dtype": dtype} if dtype else {}), **extra, **options)
+        extra |= {"dtype": dtype} if dtype else {}
+        hf, found_weights = kind.from_pretrained(folder, output_loading_info=True, **extra, **options)
+        # transformers fills weights that are not in the checkpoint with random numbers; nothing we read uses a pooler
+        if missing := sorted(name for name in found_weights["missing_keys"] if "pooler" not in name):
+            raise ValueError(f"the checkpoint lacks {len(missing)} weights of {kind.__name__}, such as {missing[0]}")
     except Exception as error:  # transformers raises many kinds here; the user needs the reason in one sentence
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"The model {name!r} brings its own code; to run it, load with trust_remote_code=True (--trust-remote-code)."
+            ) from None
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         known = ", ".join(entry.name for entry in packaged.packaged())
         raise ModelError(

@@ -65,11 +65,18 @@ class Model:
         digest = hashlib.sha256()
         config = self.hf.config.to_dict()
         # where it was loaded from and by which version says nothing about what the model computes
-        ignore = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "_attn_implementation"}
+        ignore = {
+            "_name_or_path",
+            "architectures",
+            "transformers_version",
+            "dtype",
+            "torch_dtype",
+            "_attn_implementation",
+        }
         digest.update(repr(sorted((k, repr(v)) for k, v in config.items() if k not in ignore)).encode())
         for name, weight in sorted(self.hf.state_dict().items()):
             flat = weight.detach().reshape(-1)
-            sample = flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.float32)
+            sample = flat[:: max(1, -(-flat.numel() // 64))].to("cpu", torch.float32)
             digest.update(f"{name}{tuple(weight.shape)}".encode() + sample.numpy().tobytes())
         return digest.hexdigest()[:16]
 
