@@ -358,21 +358,43 @@ def test_edits_nest(tiny: Model) -> None:
 
 # generation
 
-GENERATE: dict[str, Any] = {
-    "max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None,
-}  # fmt: skip
-
 
 def _generate(model: Model, edits: Any, *, cache: bool, padded: bool = False) -> tuple[Tensor, Tensor]:
+    """Eight greedy tokens and the logits they come from, [step, batch, vocab].
+
+    The logits are read at the unembedding, since generate() gives them in float32.
+    """
     prompts = _padded()
     assert prompts.mask is not None
     kwargs: dict[str, Any] = {"attention_mask": prompts.mask.long()} if padded else {}
-    with hs.edited(model, edits):
-        out = model.hf.generate(input_ids=prompts.tokens, use_cache=cache, **kwargs, **GENERATE)  # type: ignore[operator]
-    return out.sequences, torch.stack(out.logits)
+    edits = hs.resolve(model, edits)  # may run the model, before anything is counted
+    logits: list[Tensor] = []
+    widths: list[int] = []
+    hooks = [
+        model.hf.get_submodule("lm_head").register_forward_hook(lambda _, args, out: logits.append(out[:, -1])),
+        model.hf.get_submodule("model.layers.0.mlp").register_forward_hook(
+            lambda _, a, out: widths.append(out.shape[1])
+        ),
+    ]
+    try:
+        with hs.edited(model, edits):
+            ids = model.hf.generate(  # type: ignore[operator]
+                input_ids=prompts.tokens,
+                use_cache=cache,
+                max_new_tokens=8,
+                do_sample=False,
+                eos_token_id=None,
+                **kwargs,
+            )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert widths == ([9] + [1] * 7 if cache else list(range(9, 17)))
+    return ids, torch.stack(logits)
 
 
 def _equal(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    assert found[1].dtype == expected[1].dtype == torch.float64
     torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-9)
     assert torch.equal(found[0], expected[0])
 

@@ -91,13 +91,15 @@ class Where:
 
     def select(self, edit: Edit, device: torch.device, width: int | None = None) -> Tensor:
         """[batch, width]: where the edit applies."""
-        index = self.index(width).to(device)
+        index = self.index(width)
+        if isinstance(edit.positions, tuple):
+            self.check(max(edit.positions), index)
+        index = index.to(device)
         in_prompt = (self.columns(width) < self.prompt).to(device)
         chosen = index >= 0
         if edit.positions == "generated":
             chosen = chosen & ~in_prompt
         elif edit.positions is not None:
-            self.check(max(edit.positions), index)  # type: ignore[arg-type]
             chosen = chosen & torch.isin(index, torch.tensor(edit.positions, device=device)) & in_prompt
         if edit.rows is not None:
             rows = torch.zeros(index.shape[0], dtype=torch.bool, device=device)
