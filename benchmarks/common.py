@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -28,13 +29,14 @@ class Result:
     unit: str
     runs: dict[str, list[float]]
     target: dict[str, float]
-    ratio: dict[str, float] = field(default_factory=dict)
+    ratio: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # with its interval
     note: str = ""
 
     def document(self, machine: dict[str, Any]) -> dict[str, Any]:
         """What is written to the results file."""
         medians = {label: statistics.median(values) for label, values in self.runs.items()}
-        values = {**medians, **self.ratio}
+        spans = {label: (value, value) for label, value in medians.items()}
+        spans |= {label: (low, high) for label, (_, low, high) in self.ratio.items()}
         return {
             "name": self.name,
             "what": self.what,
@@ -43,9 +45,10 @@ class Result:
             "unit": self.unit,
             "runs": {label: [round(value, 4) for value in values] for label, values in self.runs.items()},
             "medians": {label: round(value, 4) for label, value in medians.items()},
-            "ratio": {label: round(value, 4) for label, value in self.ratio.items()},
+            "ratio": {label: round(value, 4) for label, (value, _, _) in self.ratio.items()},
+            "interval": {label: [round(low, 4), round(high, 4)] for label, (_, low, high) in self.ratio.items()},
             "target": self.target,
-            "met": all(values[label] <= limit for label, limit in self.target.items()),
+            "met": verdict(spans, self.target),
             "note": self.note,
         }
 
@@ -110,9 +113,23 @@ def interleaved(variants: dict[str, Callable[[], object]], pairs: int, warm_up: 
     return seconds
 
 
-def median_ratio(runs: dict[str, list[float]], label: str, reference: str) -> float:
-    """Median of one variant over the median of another."""
-    return statistics.median(runs[label]) / statistics.median(runs[reference])
+def verdict(spans: dict[str, tuple[float, float]], target: dict[str, float]) -> bool | None:
+    """True if all targets are met, False if one is missed, None where an interval spans its target."""
+    if any(spans[label][0] > limit for label, limit in target.items()):
+        return False
+    return True if all(spans[label][1] <= limit for label, limit in target.items()) else None
+
+
+def median_ratio(runs: dict[str, list[float]], label: str, reference: str) -> tuple[float, float, float]:
+    """Median of one variant over the median of another, with its 95 % bootstrap interval over the rounds."""
+    above, below = runs[label], runs[reference]
+    rng = random.Random(0)
+    draws = []
+    for _ in range(2000):
+        rounds = rng.choices(range(len(above)), k=len(above))
+        draws.append(statistics.median(above[i] for i in rounds) / statistics.median(below[i] for i in rounds))
+    draws.sort()
+    return statistics.median(above) / statistics.median(below), draws[49], draws[-50]
 
 
 def timed(command: list[str], threads: int) -> float:

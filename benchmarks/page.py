@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT
+from benchmarks.common import ROOT, verdict
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -14,10 +14,13 @@ RESULTS = ROOT / "benchmarks" / "results"
 _HEAD = """# Benchmarks
 
 Made by `python -m benchmarks` from `benchmarks/results/*.json`; do not edit. `make bench` measures again.
+Ratios are of medians, with their 95 % bootstrap interval; "not decided": the interval spans the target.
 
 | benchmark | what | measured | target | met |
 |---|---|---|---|---|
 """
+
+_MET = {True: "yes", False: "**no**", None: "not decided"}
 
 
 def render(folder: Path = RESULTS) -> str:
@@ -32,9 +35,11 @@ def _rows(result: dict[str, Any]) -> list[str]:
     for label, value in {**result["medians"], **result["ratio"]}.items():
         limit = result["target"].get(label)
         unit = "×" if label in result["ratio"] else f" {result['unit']}"
-        met = "" if limit is None else "yes" if value <= limit else "**no**"
+        low, high = result["interval"].get(label, (value, value))
+        met = "" if limit is None else _MET[verdict({label: (low, high)}, {label: limit})]
+        span = f" ({_number(low)} to {_number(high)})" if label in result["interval"] else ""
         shown = "" if limit is None else f"≤ {limit:g}{unit}"
-        rows.append(f"| {result['name']} | {label} | {_number(value)}{unit} | {shown} | {met} |")
+        rows.append(f"| {result['name']} | {label} | {_number(value)}{unit}{span} | {shown} | {met} |")
     return rows
 
 

@@ -16,7 +16,7 @@ def measure(threads: int) -> Result:
     torch.set_num_threads(threads)
     model, eager = hs.load(MODEL), hs.load(MODEL, attn="eager")
     runs: dict[str, list[float]] = {}
-    ratio: dict[str, float] = {}
+    ratio: dict[str, tuple[float, float, float]] = {}
     for batch, length in SHAPES:
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(1000, model.n_vocab, (batch, length), generator=generator)
