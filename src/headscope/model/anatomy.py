@@ -208,7 +208,7 @@ def read_anatomy(hf: Any, parts: Parts) -> Anatomy:
         raise ModelError(f"The configuration of {type(hf).__name__} does not say its number of attention heads.")
     d_z, d_model = in_out(first.o)
     d_head = d_z // n_heads
-    k_width = in_out(first.k)[1] if first.k is not None else (in_out(first.qkv)[1] - d_z) // 2  # type: ignore[arg-type]
+    k_width = in_out(first.k)[1] if first.k is not None else (in_out(first.qkv)[1] - d_z) // 2
     if d_z % n_heads or k_width % d_head or n_heads % (k_width // d_head):
         raise ModelError(f"{type(hf).__name__}: {n_heads} heads do not fit projections of widths {d_z} and {k_width}.")
     if len({(in_out(b.o), b.n_experts, b.down and in_out(b.down)) for b in parts.blocks}) > 1:

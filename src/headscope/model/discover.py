@@ -83,7 +83,7 @@ def in_out(module: Any) -> tuple[int, int]:
     """Input and output width of a linear layer."""
     if type(module).__name__ == "Conv1D":
         return module.weight.shape[0], module.weight.shape[1]
-    return int(module.in_features), int(module.out_features)  # type: ignore[arg-type]
+    return int(module.in_features), int(module.out_features)
 
 
 def linears(module: nn.Module) -> dict[str, nn.Module]:
