@@ -12,7 +12,8 @@ from headscope.core.errors import UsageError, nearest
 class Role:
     """A claim and how it is tested.
 
-    Heads are the top `k` of `method`, chosen on prompts of one seed; on prompts of other seeds their z is set to 0.
+    Heads are the top `k` of `method`, chosen on prompts of one seed; on prompts of other seeds their z is replaced, by
+    0 or by its mean over those prompts (`intervention`: zero or mean; the mean spares what a head adds all the time).
     `direction` +1: `metric` must rise more than under random heads; -1: less (fall below). `quick`: part of
     `scan --quick`.
     """
@@ -24,6 +25,7 @@ class Role:
     metric: str
     direction: int
     k: int
+    intervention: str = "zero"
     quick: bool = True
     task_options: dict[str, Any] = field(default_factory=dict)
 

@@ -14,8 +14,8 @@ from headscope.core.scores import top
 from headscope.methods.run import score
 from headscope.model import Model
 from headscope.sweep import clean, sweep
-from headscope.tasks import baseline, make
-from headscope.trace import zero
+from headscope.tasks import Prompts, baseline, make
+from headscope.trace import Edit, mean, trace, zero
 from headscope.verify.controls import matched_sets
 from headscope.verify.roles import Role, get_role
 from headscope.verify.stats import bootstrap_interval, sign_flip_p
@@ -93,7 +93,8 @@ def verify(
     n_controls: int = 20,
     progress: Progress | None = None,
 ) -> Verdict:
-    """Test a role on held-out prompts: the chosen heads' z is zeroed, and so are `n_controls` matched random sets.
+    """Test a role on held-out prompts: the chosen heads' z is replaced (as the role says, mostly by 0), and so is that of
+    `n_controls` matched random sets.
 
     `components`: the heads claimed to have the role; without them, the top k of the role's method. Prompts are paired:
     the same `n_seeds` prompts under every set. Raises UsageError for an unknown role or components that are not heads.
@@ -116,7 +117,8 @@ def verify(
     few = [(size, sets[:size]) for size in sizes for sets in _shuffled(controls[:CURVE_SETS], seed)]
     plan = [chosen, *controls, *(s for _, s in doses), *(s for _, s in few)]
     before = clean(model, prompts, row.metric).double().cpu().numpy()
-    values = sweep(model, prompts, [[zero(s)] for s in plan], row.metric, progress=progress).values - before
+    edits = _edits(model, row, prompts, plan)
+    values = sweep(model, prompts, edits, row.metric, progress=progress).values - before
     effect, control = values[0], values[1 : 1 + n_controls]
     rest = values[1 + n_controls :].mean(1)
     dose = [
@@ -144,6 +146,14 @@ def verify(
     if borrowed:
         found = replace(found, reason=f"{found.reason}; some controls come from the nearest layers")
     return found
+
+
+def _edits(model: Model, row: Role, prompts: Prompts, sets: list[list[Component]]) -> list[Edit]:
+    """The role's intervention on each set of heads."""
+    if row.intervention == "zero":
+        return [zero(heads) for heads in sets]
+    run = trace(model, prompts, ["z"], logits=None)
+    return [mean(heads, run) for heads in sets]
 
 
 def _doses(k: int) -> list[int]:
@@ -179,7 +189,7 @@ def _side_effect(model: Model, row: Role, chosen: list[Component], seed: int) ->
     if row.task == "plain-text" or model.tokenizer is None:
         return float("nan")
     text = make("plain-text", model, 4, HELD_OUT + seed)
-    return float(sweep(model, text, [zero(chosen)], "loss").mean() - clean(model, text, "loss").double().mean().item())
+    return float(sweep(model, text, _edits(model, row, text, [chosen]), "loss").mean() - clean(model, text, "loss").double().mean().item())
 
 
 def _untestable(row: Role, reason: str) -> Verdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -103,11 +103,14 @@ class SuccessorHeads(ScoreMethod):
 def _first_mlp(model: Model, tokens: torch.Tensor) -> torch.Tensor:
     """[item, d_model] in float32: the first MLP's output for bare embeddings."""
     block = model.anatomy.blocks[0]
-    if block.mlp is None or block.down is None:
-        raise NotApplicable(f"{model.name} has no dense first MLP, through which items are read.")
+    parts = model.anatomy.parts
+    if block.mlp is None or block.down is None or model.anatomy.W_E.shape[1] != model.anatomy.d_model:
+        raise NotApplicable(f"{model.name} has no dense first MLP that could read its embeddings.")
     x = model.anatomy.W_E[tokens][None]  # [batch=1, item, d_model]
-    norm = block.norm_mlp or (block.norm_attn if model.anatomy.parts.parallel else None)
+    norm = block.norm_mlp or (block.norm_attn if parts.parallel else None)
+    norm = None if parts.norm_placement == "post" else norm
     x = x if norm is None else norm(x)
     if block.mlp is block.block:  # OPT keeps its MLP in the layer itself
-        return block.down(block.block.activation_fn(block.up(x)))[0].float()
+        own: Any = block.block
+        return own.fc2(own.activation_fn(own.fc1(x)))[0].float()
     return block.mlp(x)[0].float()
