@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}.scroll{overflow-x:auto}
 .not-supported{background:rgba(var(--off),.25)}.grids{display:flex;flex-wrap:wrap;gap:1.6rem}figure{margin:0}
 figcaption{font-size:.85rem;color:var(--soft);margin-bottom:.3rem}svg text{fill:var(--soft);font:10px system-ui,sans-serif}
 svg .c{fill:rgb(var(--on))}svg .x{fill:rgb(var(--off))}svg .f{fill:none;stroke:var(--line)}
+.grids figure{max-width:100%}.grids .s{width:205px}.l{fill:none;stroke-width:1.2}svg .l.c,svg .l.x{fill:none}.l.c{stroke:rgb(var(--on))}
+.l.x{stroke:rgb(var(--off))}
 """
 
 
@@ -50,6 +53,16 @@ def render(atlas: Atlas) -> str:
     )
 
 
+def plain(value: float, style: str = ".3f") -> str:
+    """A number, or a dash where nothing was measured."""
+    return "–" if math.isnan(value) else format(value, style)
+
+
+def signed(value: float) -> str:
+    """A change."""
+    return plain(value, "+.3f")
+
+
 def _verdicts(verdicts: list[Verdict]) -> str:
     if not verdicts:
         return "<p>No role was tested in this scan.</p>"
@@ -57,11 +70,12 @@ def _verdicts(verdicts: list[Verdict]) -> str:
     for v in verdicts:
         kind = "not-supported" if v.verdict == "not supported" else v.verdict.split()[0]
         rows.append(
-            f'<tr><td><b>{escape(v.role)}</b><br><small>{escape(v.method)}, {escape(v.metric)}</small></td>'
-            f'<td><span class="v {kind}">{escape(v.verdict)}</span></td><td class="n">{v.effect:+.3f}</td>'
-            f'<td class="n">{v.control_mean:+.3f} ± {v.control_sd:.3f}</td>'
-            f'<td class="n">{v.diff_ci_low:+.3f} … {v.diff_ci_high:+.3f}</td><td class="n">{v.p:.2g}</td>'
-            f'<td class="n">{v.side_effect:+.3f}</td><td>{_dose(v)}</td>'
+            f'<tr><td><b>{escape(v.role)}</b><br><small>{escape(v.claim)}</small></td>'
+            f'<td><span class="v {kind}">{escape(v.verdict)}</span></td>'
+            f'<td class="n">{signed(v.effect)}<br><small>{escape(v.metric)}, {escape(v.intervention)}</small></td>'
+            f'<td class="n">{signed(v.control_mean)} ± {plain(v.control_sd)}</td>'
+            f'<td class="n">{signed(v.diff_ci_low)} … {signed(v.diff_ci_high)}</td><td class="n">{plain(v.p, ".2g")}</td>'
+            f'<td class="n">{signed(v.side_effect)}</td><td>{_dose(v)}</td>'
             f"<td>{escape(', '.join(v.components))}<br><small>{escape(v.reason)}</small></td></tr>"
         )  # fmt: skip
     head = (
@@ -69,8 +83,9 @@ def _verdicts(verdicts: list[Verdict]) -> str:
         "<th>Plain text</th><th>Dose</th><th>Heads and reason</th>"
     )
     return (
-        "<p>Effect: change of the metric when the heads are zeroed. Random heads: the same, for sets matched in size and "
-        "layer (mean ± sd). Plain text: change of its loss. Dose: the top k heads (blue) against random ones (red).</p>"
+        "<p>Effect: change of the metric on held-out prompts when the heads' output is replaced by 0 or its mean. Random "
+        "heads: the same, for sets matched in size and layer (mean ± sd). Plain text: change of the loss there. Dose: the "
+        "top k heads (blue) against random ones (red).</p>"
         f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
     )
 
@@ -83,17 +98,20 @@ def _dose(v: Verdict) -> str:
     span = (high - low) or 1.0
     most = v.dose[-1]["k"]
 
-    def dots(key: str, style: str) -> str:
-        return "".join(
-            f'<circle class="{style}" r="3" cx="{8 + 100 * row["k"] / most:.1f}" '
-            f'cy="{48 - 40 * (row[key] - low) / span:.1f}"><title>k = {row["k"]:.0f}: {row[key]:+.3f}</title></circle>'
-            for row in v.dose
+    def curve(key: str, style: str) -> str:
+        points = [(8 + 100 * row["k"] / most, 48 - 40 * (row[key] - low) / span) for row in v.dose]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dots = "".join(
+            f'<circle class="{style}" r="3" cx="{x:.1f}" cy="{y:.1f}">'
+            f"<title>k = {row['k']:.0f}: {signed(row[key])}</title></circle>"
+            for row, (x, y) in zip(v.dose, points, strict=True)
         )
+        return f'<polyline class="l {style}" points="{line}"/>{dots}'
 
     zero = 48 - 40 * (0 - low) / span
     return (
         f'<svg width="120" height="56" role="img" aria-label="dose curve"><line x1="4" x2="114" y1="{zero:.1f}" '
-        f'y2="{zero:.1f}" stroke="var(--line)"/>{dots("control_mean", "x")}{dots("effect", "c")}</svg>'
+        f'y2="{zero:.1f}" stroke="var(--line)"/>{curve("control_mean", "x")}{curve("effect", "c")}</svg>'
     )
 
 
@@ -117,7 +135,7 @@ def _grid(method: str, scores: xr.DataArray) -> str:
     width, height = 24 + n_units * cell, n_layers * cell
     meaning = escape(str(scores.attrs.get("higher_means", "")))
     return (
-        f"<figure><figcaption><b>{escape(method)}</b><br>darkest = {largest:.3g}<br>{meaning}</figcaption>"
+        f"<figure class='s'><figcaption><b>{escape(method)}</b><br>darkest = {largest:.3g}<br>{meaning}</figcaption>"
         f'<svg width="{width}" height="{height}" role="img" aria-label="{escape(method)}">{ticks}'
         f'<rect class="f" x="24" y="0" width="{n_units * cell}" height="{height}"/>{"".join(cells)}</svg></figure>'
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headscope.report.html import plain, signed
+
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
@@ -41,7 +43,7 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
         colour = _COLOURS.get(v.verdict, "yellow")
         table.add_row(
             v.role, f"[{colour}]{v.verdict}[/]", " ".join(v.components) or v.reason,
-            f"{v.effect:+.3f}", f"{v.control_mean:+.3f} ± {v.control_sd:.3f}", f"{v.p:.2g}",
+            signed(v.effect), f"{signed(v.control_mean)} ± {plain(v.control_sd)}", plain(v.p, ".2g"),
         )  # fmt: skip
     return table
 

@@ -22,7 +22,8 @@ def record(model: Model, inputs: Any) -> list[Any]:
     """What each layer gives in a clean pass over `inputs`, as the layer gives it (a tensor or a tuple)."""
     outputs: list[Any] = []
     hooks = [
-        part.block.register_forward_hook(lambda _, args, output: outputs.append(output)) for part in model.anatomy.blocks
+        part.block.register_forward_hook(lambda _, args, output: outputs.append(output))
+        for part in model.anatomy.blocks
     ]
     unembed = model.anatomy.parts.unembed
     if unembed is not None:  # no logits are wanted here

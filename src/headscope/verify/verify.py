@@ -23,6 +23,8 @@ from headscope.verify.stats import bootstrap_interval, sign_flip_p
 #: an interval inside ± this share of the clean value is called no effect
 MARGIN = 0.02
 ALPHA = 0.05
+#: with this many control sets, their 97.5th percentile is the bar instead of their extreme
+MANY = 40
 #: seeds of the held-out prompts start here, so that they never meet those the heads were chosen on
 HELD_OUT = 10_000
 #: for the dose curve, a few random sets cut to each size are enough
@@ -40,7 +42,9 @@ class Verdict:
     """
 
     role: str
+    claim: str
     method: str
+    intervention: str
     k: int
     components: list[str]
     metric: str
@@ -71,7 +75,7 @@ def decide(v: Verdict, p: float) -> Verdict:
     margin = MARGIN * max(abs(v.clean), 1e-9)
     figures = f"effect {v.effect:+.3g} against {v.control_mean:+.3g} under random heads, p = {p:.2g}"
     if p <= ALPHA and low > 0 and beyond:
-        return replace(v, p=p, verdict="supported", reason=f"{figures}; beyond all but the allowed control sets")
+        return replace(v, p=p, verdict="supported", reason=f"{figures}; beyond {_beyond(v)}")
     if high < margin:
         where = "on the wrong side of the controls" if high < 0 else f"no larger than the margin of {margin:.2g}"
         return replace(v, p=p, verdict="not supported", reason=f"{figures}; the difference is {where}")
@@ -81,6 +85,10 @@ def decide(v: Verdict, p: float) -> Verdict:
         if fails
     ]  # fmt: skip
     return replace(v, p=p, verdict="inconclusive", reason=f"{figures}; {', '.join(missing)}")
+
+
+def _beyond(v: Verdict) -> str:
+    return "the 97.5th percentile of the control sets" if v.n_controls >= MANY else "every control set"
 
 
 def verify(
@@ -131,11 +139,11 @@ def verify(
     ]
     dose.append({"k": float(len(chosen)), "effect": float(effect.mean()), "control_mean": float(control.mean())})
     means = row.direction * control.mean(1)
-    extreme = float(row.direction * (np.quantile(means, 0.975) if n_controls >= 40 else means.max()))
+    extreme = float(row.direction * (np.quantile(means, 0.975) if n_controls >= MANY else means.max()))
     p = sign_flip_p(row.direction * (effect - control.mean(0)), seed=seed)
     low, high = bootstrap_interval(effect, control, seed=seed)
     found = Verdict(
-        role=row.name, method=row.method, k=len(chosen), components=[str(c) for c in chosen], metric=row.metric,
+        role=row.name, claim=row.claim, method=row.method, intervention=row.intervention, k=len(chosen), components=[str(c) for c in chosen], metric=row.metric,
         direction=row.direction, clean=float(before.mean()), effect=float(effect.mean()),
         control_mean=float(control.mean()), control_sd=float(control.mean(1).std(ddof=1)), control_extreme=extreme,
         diff_ci_low=low, diff_ci_high=high, p=p, p_raw=p, n_seeds=len(before), n_controls=n_controls,
@@ -189,13 +197,16 @@ def _side_effect(model: Model, row: Role, chosen: list[Component], seed: int) ->
     if row.task == "plain-text" or model.tokenizer is None:
         return float("nan")
     text = make("plain-text", model, 4, HELD_OUT + seed)
-    return float(sweep(model, text, _edits(model, row, text, [chosen]), "loss").mean() - clean(model, text, "loss").double().mean().item())
+    return float(
+        sweep(model, text, _edits(model, row, text, [chosen]), "loss").mean()
+        - clean(model, text, "loss").double().mean().item()
+    )
 
 
 def _untestable(row: Role, reason: str) -> Verdict:
     nan = float("nan")
     return Verdict(
-        role=row.name, method=row.method, k=row.k, components=[], metric=row.metric, direction=row.direction, clean=nan,
+        role=row.name, claim=row.claim, method=row.method, intervention=row.intervention, k=row.k, components=[], metric=row.metric, direction=row.direction, clean=nan,
         effect=nan, control_mean=nan, control_sd=nan, control_extreme=nan, diff_ci_low=nan, diff_ci_high=nan, p=nan,
         p_raw=nan, n_seeds=0, n_controls=0, side_effect=nan, verdict="not testable", reason=reason,
     )  # fmt: skip

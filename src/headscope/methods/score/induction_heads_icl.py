@@ -83,7 +83,7 @@ class InductionHeadsIcl(ScoreMethod):
             for head in range(anatomy.n_heads):
                 small = anatomy.W_O(layer, head).float() @ tokens @ anatomy.W_V(layer, head).float()
                 values = torch.linalg.eigvals(small)
-                row.append(values.real.sum() / values.abs().sum())
+                row.append(values.real.sum() / values.abs().sum().clamp(min=1e-30))  # a head that writes nothing has 0
             rows.append(torch.stack(row))
         return torch.stack(rows)
 

@@ -79,9 +79,9 @@ class SuccessorHeads(ScoreMethod):
                 logits = written @ unembed if self.whole_vocabulary else None
                 for i, (_, following, known) in enumerate(pairs):
                     if logits is not None:
-                        hits += int(logits[i].argmax()) == following
+                        hits += _is_largest(logits[i], following)
                     else:
-                        hits += known[int((written[i] @ unembed[:, known]).argmax())] == following
+                        hits += _is_largest(written[i] @ unembed[:, known], known.index(following))
                 rows.append(hits / len(pairs))
         return torch.tensor(rows, dtype=torch.float64).view(anatomy.n_layers, anatomy.n_heads)
 
@@ -98,6 +98,11 @@ class SuccessorHeads(ScoreMethod):
         }
         apart = figures["top"] - max(figures["median"], figures["top head on shuffled lists"])
         return Check(apart > 0.3, figures, f"top head {best}; shown if it stands 0.3 above both")
+
+
+def _is_largest(logits: torch.Tensor, at: int) -> bool:
+    """Whether the logit at a place is above all others; a head that writes nothing raises none."""
+    return int(logits.argmax()) == at and int((logits == logits[at]).sum()) == 1
 
 
 def _first_mlp(model: Model, tokens: torch.Tensor) -> torch.Tensor:
