@@ -128,11 +128,10 @@ class Atlas:
             for row in frame.to_dict("records"):
                 lists = {name: json.loads(row[name]) for name in ("components", "dose", "control_effects")}
                 verdicts.append(Verdict(**{**row, **lists}))
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            raise FileError(f"The atlas {path} is damaged ({error}).") from None
-        return cls(
-            document["model"], document["seed"], scores, verdicts, document["skipped"], document["examples"], weights
-        )
+            model = {name: document["model"][name] for name in ("name", "fingerprint", "anatomy")}
+            return cls(model, document["seed"], scores, verdicts, document["skipped"], document["examples"], weights)
+        except (KeyError, TypeError, ValueError, AttributeError, OSError, UsageError) as error:
+            raise FileError(f"The atlas {path} is damaged ({error!r}).") from None
 
     def _repr_html_(self) -> str:
         import html as escape
@@ -187,7 +186,9 @@ def compare(a: Atlas, b: Atlas) -> Comparison:
     shared = [m for m in a.scores if m in b.scores and a.scores[m].shape == b.scores[m].shape == shapes[0]]
     if not shared:
         raise UsageError("The two atlases share no method, so there is nothing to compare.")
-    moved = np.stack([(b.scores[m].values - a.scores[m].values) / (a.scores[m].values.std() or 1.0) for m in shared])
+    moved = np.stack(
+        [(b.scores[m].values - a.scores[m].values) / (np.nanstd(a.scores[m].values) or 1.0) for m in shared]
+    )
     moved = np.nan_to_num(moved)  # [method, layer, head]
     weights = np.zeros(shapes[0])
     if a.weights is not None and b.weights is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from headscope.atlas import Atlas
@@ -55,7 +56,11 @@ def estimate(
     Seconds come from one timed pass and the number of tokens that each step runs; memory is the weights, one layer's
     patterns and the widest activations.
     """
-    prompts = make("repeated-tokens", model, n_seeds, 0)
+    weights = sum(p.numel() * p.element_size() for p in model.hf.parameters())
+    try:
+        prompts = make("repeated-tokens", model, n_seeds, 0)
+    except NotApplicable:  # a model of images, say, on which no method runs
+        return {"seconds": 0.0, "memory_bytes": weights, "steps": []}
     tokens = prompts.tokens.numel()
     trace(model, prompts, logits=prompts.positions)
     start = time.perf_counter()
@@ -64,17 +69,17 @@ def estimate(
     steps = []
     for method in chosen_methods(wanted):
         if missing(model, get(method)) is None:
-            work = get(method).create().tokens(model)
-            steps.append({"what": f"score {method}", "tokens": work})
+            with suppress(NotApplicable):  # the scan itself says why
+                steps.append({"what": f"score {method}", "tokens": get(method).create().tokens(model)})
     for role in chosen_roles(wanted):
         if missing(model, get(ROLES[role].method)) is None:
             row = ROLES[role]
-            held_out = make(row.task, model, n_seeds, 0, **row.task_options)
-            steps.append({"what": f"verify {role}", "tokens": held_out.tokens.numel() * n_runs(row.k, n_controls)})
+            with suppress(NotApplicable):
+                held_out = make(row.task, model, n_seeds, 0, **row.task_options)
+                steps.append({"what": f"verify {role}", "tokens": held_out.tokens.numel() * n_runs(row.k, n_controls)})
     steps = [{**step, "seconds": round(step["tokens"] * each, 1)} for step in steps]
     a = model.anatomy
     width = int(prompts.tokens.shape[1])
-    weights = sum(p.numel() * p.element_size() for p in model.hf.parameters())
     work = n_seeds * width * (a.n_heads * width + 4 * a.d_mlp + 8 * a.d_model + model.n_vocab) * model.dtype.itemsize
     return {"seconds": round(sum(s["seconds"] for s in steps), 1), "memory_bytes": weights + work, "steps": steps}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 
 def main() -> None:
@@ -12,7 +13,7 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    import click
+    import typer
 
     from headscope.cli.app import app
     from headscope.core.errors import HeadscopeError
@@ -22,17 +23,14 @@ def _run(arguments: list[str]) -> int:
         return status if isinstance(status, int) else 0
     except HeadscopeError as error:
         return _say(str(error), error.exit_code)
-    except click.ClickException as error:
-        # subcommands know their own --help
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "headscope"
-        return _say(f"{error.format_message().rstrip('.')}. See {path} --help.", 2)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _say("Stopped; nothing was written.", 130)
     except BrokenPipeError:  # the reader of a pipe went away, such as `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
+        if hasattr(error, "format_message"):  # bad usage; typer raises click's errors, of click or of its own copy
+            return _bad_usage(error)
         if os.environ.get("HEADSCOPE_TRACEBACK"):
             raise
         reason = (str(error).strip().splitlines() or [""])[0]
@@ -43,6 +41,16 @@ def _run(arguments: list[str]) -> int:
         )
 
 
+def _bad_usage(error: Any) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help was the answer
+        return 2
+    # subcommands know their own --help
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "headscope"
+    return _say(f"{error.format_message().rstrip('.')}. See {path} --help.", 2)
+
+
 def _say(sentence: str, status: int) -> int:
+    sentence = " ".join(sentence.split())
     print(f"Error: {sentence}" if status != 130 else sentence, file=sys.stderr, flush=True)
     return status

@@ -43,7 +43,7 @@ def list_models(common: Common) -> None:
 
     def human(console: Console) -> None:
         for row in rows:
-            console.print(f"[b]{row['name']}[/b]  {row['about']}; {row['license']}")
+            console.print(f"[b]{row['name']}[/b]  {row['about']}; {row['license']}", soft_wrap=True)
             console.print(
                 f"    {row['path'] or 'not on this machine: headscope models get ' + row['name']}", soft_wrap=True
             )
@@ -81,13 +81,15 @@ def doctor(
     result = {"model": loaded.name, "fingerprint": loaded.fingerprint, **hs.doctor(loaded)}
 
     def human(console: Console) -> None:
+        from rich.markup import escape
+
         word = "[green]ok[/]" if result["ok"] else "[red]failed[/]"
         same = "bit-identical to" if result["bit_identical"] else "[red]different from[/]"
-        console.print(f"{loaded}: {word}; logits {same} plain Hugging Face")
+        console.print(f"{escape(str(loaded))}: {word}; logits {same} plain Hugging Face", soft_wrap=True)
         for row in result["checks"]:
             console.print(f"  {row['status']:7} {row['max_rel_error']:8.1e}  {row['name']}")
         for reason in result["unverified"]:
-            console.print(f"  not verified: {reason}")
+            console.print(f"  not verified: {reason}", markup=False)
 
     common.show(result, human)
     if not result["ok"]:

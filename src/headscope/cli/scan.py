@@ -53,14 +53,16 @@ def scan(
     from headscope.core.files import check_folder
     from headscope.scan import chosen_methods, estimate, left_out
 
-    if sum((bool(methods), quick, full)) > 1:
+    if sum((methods is not None, quick, full)) > 1:
         raise UsageError("scan takes one of --methods, --quick and --full.")
-    if methods:
+    if methods is not None:
         chosen_methods(methods)  # a mistyped id should not cost the loading of a model
     if not dry_run:
         check_folder(out, marker="atlas.json")  # nor should a folder that cannot be written cost the whole scan
     loaded = common.load(model, force=force)
-    wanted = methods or ("all" if full or (not quick and loaded.device.type != "cpu") else "quick")
+    wanted = (
+        methods if methods is not None else ("all" if full or (not quick and loaded.device.type != "cpu") else "quick")
+    )
     if dry_run:
         cost = estimate(loaded, wanted, n_seeds=n_seeds, n_controls=n_controls)
         common.show({"model": loaded.name, **cost}, lambda console: _show_cost(console, cost))

@@ -65,7 +65,7 @@ def score(
     with working(f"Scoring {method}"):
         scores = hs.score(loaded, method, seed=common.seed, **given)
     frame = to_frame(scores).sort_values("score", ascending=False, kind="stable")
-    present = [name for name in frame.columns if not frame[name].isna().all()]
+    present = [name for name in frame.columns if name == "score" or not frame[name].isna().all()]
     document = {"dims": list(scores.dims), "values": frame[present].to_dict("records"), **scores.attrs}
 
     def human(console: Console) -> None:

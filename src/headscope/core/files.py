@@ -21,6 +21,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
     _check_writable(path)
     if path.is_dir():
         raise FileError(f"Cannot write {path}: it is a folder. Give the name of a file.")
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -55,6 +56,7 @@ def new_folder(path: str | Path, *, marker: str | None = None) -> Iterator[Path]
     """
     path = Path(path)
     check_folder(path, marker=marker)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     old = temporary.with_name(temporary.name + ".old")
     try:
@@ -64,13 +66,10 @@ def new_folder(path: str | Path, *, marker: str | None = None) -> Iterator[Path]
         temporary.chmod(0o777 & ~umask)
         if path.exists():
             os.rename(path, old)
-        try:
-            os.rename(temporary, path)
-        except OSError:
-            if old.exists():
-                os.rename(old, path)
-            raise
+        os.rename(temporary, path)
     finally:
+        if old.exists() and not path.exists():  # stopped between the two renames
+            os.rename(old, path)
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
@@ -93,9 +92,11 @@ def read_json(path: str | Path, what: str) -> Any:
 
 
 def _check_writable(path: Path) -> None:
+    parent = path.parent
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        while not parent.exists():  # nothing is made before there is something to write
+            parent = parent.parent
+        with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
         raise FileError(f"Cannot write {path}: {error.strerror or error}. Choose a folder you may write to.") from None

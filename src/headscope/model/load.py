@@ -129,6 +129,8 @@ def _from_pretrained(
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
     except Exception:  # a model without a tokenizer still works from token ids
         tokenizer = None
+    if tokenizer is not None and len(tokenizer) <= len(tokenizer.all_special_ids):
+        tokenizer = None  # made up by transformers for a folder without tokenizer files; it knows no word
     return hf, tokenizer
 
 

@@ -118,12 +118,14 @@ def _dose(v: Verdict) -> str:
 def _grid(method: str, scores: xr.DataArray) -> str:
     values = scores.values
     n_layers, n_units = values.shape
-    largest = float(abs(values).max()) or 1.0
+    largest = max((float(abs(v)) for v in values.flat if not math.isnan(v)), default=0.0) or 1.0
     cell = max(6, min(14, 320 // max(n_layers, n_units)))
     cells = []
     for layer in range(n_layers):
         for h in range(n_units):
             value = float(values[layer, h])
+            if math.isnan(value):
+                continue
             style = "c" if value >= 0 else "x"
             cells.append(
                 f'<rect class="{style}" x="{24 + h * cell}" y="{(n_layers - 1 - layer) * cell}" width="{cell - 1}" '

@@ -68,11 +68,17 @@ def make(name: str, model: Model, n: int = 12, seed: int = 0, **options: Any) ->
         raise UsageError(f"A task needs at least one prompt, but n is {n}.")
     module = importlib.import_module(f"headscope.tasks.{name.replace('-', '_')}")
     try:
-        return module.make(model, n, seed, **options)
+        prompts = module.make(model, n, seed, **options)
     except TypeError as error:
         if options and "unexpected keyword" in str(error):
             raise UsageError(f"The task {name} has no such option: {', '.join(options)}.") from None
         raise
+    if model.max_positions and prompts.tokens.shape[1] > model.max_positions:
+        raise NotApplicable(
+            f"The task {name} has prompts of {prompts.tokens.shape[1]} tokens here, but {model.name} reads at most "
+            f"{model.max_positions}."
+        )
+    return prompts
 
 
 def baseline(model: Model, prompts: Prompts) -> Baseline:

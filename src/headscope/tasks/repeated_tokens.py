@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headscope.core.errors import UsageError
+from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
 from headscope.tasks.base import Prompts
 
@@ -22,7 +22,9 @@ def make(model: Model, n: int, seed: int, *, length: int = 20, repeats: int = 2)
     low = 1000 if model.n_vocab > 10_000 else min(5, model.n_vocab // 4)
     allowed = torch.tensor([i for i in range(low, model.n_vocab) if i not in special])
     if len(allowed) < length:
-        raise UsageError(f"repeated-tokens of length {length} needs as many token ids; this model has {len(allowed)}.")
+        raise NotApplicable(
+            f"repeated-tokens of length {length} needs as many token ids; this model has {len(allowed)}."
+        )
     generator = torch.Generator().manual_seed(seed)
     rows = [allowed[torch.randperm(len(allowed), generator=generator)[:length]].repeat(repeats) for _ in range(n)]
     prefix = torch.tensor(model.prefix, dtype=torch.long).expand(n, -1)
