@@ -11,6 +11,7 @@ from torch import Tensor
 from headscope.core.component import Component, head
 from headscope.core.errors import UsageError
 from headscope.methods.base import Check, CompressMethod, Info, Plan
+from headscope.model import bias_of
 from headscope.model.surgery import removable
 from headscope.sweep import clean, measure, sweep
 from headscope.tasks import Prompts
@@ -101,13 +102,17 @@ class SixteenHeads(CompressMethod):
         a = model.anatomy
         removed = sum(map(len, remove.values()))
         group = a.n_heads // a.n_kv_heads
-        each = a.d_model * a.d_head * 2  # the head's rows of W_Q and W_O
+        q, k, v = (
+            a.d_head * (part is not None and bias_of(part) is not None)
+            for part in (a.blocks[0].q, a.blocks[0].k, a.blocks[0].v)
+        )
+        each = a.d_model * a.d_head * 2  # the head's W_Q and W_O, or the W_K and W_V of its group
         return {
             "heads": len(model.heads()),
             "dropped": len(dropped),
             "removed": removed,
             "zeroed": len(dropped) - removed,
-            "parameters_saved": removed * each + removed // group * each,  # and its group's W_K and W_V
+            "parameters_saved": removed * (each + q) + removed // group * (each + k + v),
             "cache_share_saved": removed / len(model.heads()),
             "loss_before": float(clean(model, prompts, "loss").mean()),
             "loss_after": float(sweep(model, prompts, [zero(dropped)], "loss").mean()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headscope.core.errors import UsageError
 from headscope.core.scores import agree, make
 from headscope.methods.base import Check, Info, ScoreMethod
 from headscope.tasks import make as make_task
@@ -51,6 +52,8 @@ class BosSink(ScoreMethod):
     skip: int = 8
 
     def score(self, model: Model, *, seed: int = 0) -> xr.DataArray:
+        if not 0 <= self.skip < self.length:
+            raise UsageError(f"skip is {self.skip}; rows of {self.length} tokens take 0 to {self.length - 1}.")
         prompts = make_task("plain-text", model, self.n, seed, length=self.length)
 
         def on_first(pattern, layer):  # type: ignore[no-untyped-def]

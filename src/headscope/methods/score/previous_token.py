@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headscope.core.errors import UsageError
 from headscope.core.scores import make
 from headscope.methods.base import Check, Info, ScoreMethod
 from headscope.tasks import make as make_task
@@ -51,6 +52,8 @@ class PreviousToken(ScoreMethod):
     offset: int = 1
 
     def score(self, model: Model, *, seed: int = 0) -> xr.DataArray:
+        if abs(self.offset) > self.length - 2:
+            raise UsageError(f"offset is {self.offset}; rows of {self.length} tokens take at most {self.length - 2}.")
         tokens = make_task("repeated-tokens", model, self.n, seed, length=self.length).tokens
         tokens = tokens[:, : -self.length]  # the first block only: no token comes twice
         k = self.offset

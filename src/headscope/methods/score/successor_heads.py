@@ -13,6 +13,7 @@ from headscope.core.scores import make, top
 from headscope.methods.base import Check, Info, ScoreMethod
 from headscope.tasks.base import one_token
 from headscope.tasks.successor import SERIES
+from headscope.trace import Capture, patch, trace, zero
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -106,16 +107,9 @@ def _is_largest(logits: torch.Tensor, at: int) -> bool:
 
 
 def _first_mlp(model: Model, tokens: torch.Tensor) -> torch.Tensor:
-    """[item, d_model] in float32: the first MLP's output for bare embeddings."""
-    block = model.anatomy.blocks[0]
-    parts = model.anatomy.parts
-    if block.mlp is None or block.down is None or model.anatomy.W_E.shape[1] != model.anatomy.d_model:
-        raise NotApplicable(f"{model.name} has no dense first MLP that could read its embeddings.")
-    x = model.anatomy.W_E[tokens][None]  # [batch=1, item, d_model]
-    norm = block.norm_mlp or (block.norm_attn if parts.parallel else None)
-    norm = None if parts.norm_placement == "post" else norm
-    x = x if norm is None else norm(x)
-    if block.mlp is block.block:  # OPT keeps its MLP in the layer itself
-        own: Any = block.block
-        return own.fc2(own.activation_fn(own.fc1(x)))[0].float()
-    return block.mlp(x)[0].float()
+    """[item, d_model] in float32: what the first MLP adds when it reads bare embeddings, with the attention silent."""
+    bare = model.anatomy.W_E[tokens][:, None]  # each item is a prompt of its own
+    if bare.shape[-1] != model.anatomy.d_model:
+        raise NotApplicable(f"{model.name} widens its embeddings, so its first MLP cannot read them bare.")
+    edits = [patch("L0RESID", bare), zero("L0ATTN")]
+    return trace(model, tokens[:, None], Capture("mlp_out", [0]), edits, logits=None)["mlp_out", 0][:, 0].float()
