@@ -83,17 +83,17 @@ def _roles() -> str:
         "on prompts of one seed; on prompts of other seeds their z is replaced, and so is that of random sets with as many",
         "heads in each layer. `supported` needs p ≤ 0.05 (sign flips over paired prompts, Holm over the roles of a scan), a",
         "bootstrap interval of the difference beyond 0, and an effect beyond every control set. `not supported`: the interval",
-        "lies within 2 % of the clean value, or on the wrong side. Otherwise `inconclusive`. A model at chance on the task:",
-        "`not testable`.",
+        "lies within the margin (a share of the clean value), or on the wrong side. Otherwise `inconclusive`. A model at",
+        "chance on the task: `not testable`.",
         "",
-        "| role | claim | heads | task | metric | intervention | must | k | in a quick scan |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| role | claim | heads | task | metric | intervention | must | margin | k | in a quick scan |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for role in ROLES.values():
         must = "rise more than under random heads" if role.direction > 0 else "rise less, or fall further, than under random heads"
         row = (
             role.name, role.claim, f"[{role.method}](methods.md#{role.method})", role.task, role.metric,
-            role.intervention, must, str(role.k), "yes" if role.quick else "no",
+            role.intervention, must, f"{role.margin:.0%}", str(role.k), "yes" if role.quick else "no",
         )  # fmt: skip
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"

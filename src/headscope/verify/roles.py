@@ -14,6 +14,7 @@ class Role:
 
     Heads are the top `k` of `method`, chosen on prompts of one seed; on prompts of other seeds their z is replaced, by
     0 or by its mean over those prompts (`intervention`: zero or mean; the mean spares what a head adds all the time).
+    A difference to random heads inside ± `margin` (a share of the clean value) counts as none.
     `direction` +1: `metric` must rise more than under random heads; -1: less (fall below). `quick`: part of
     `scan --quick`.
     """
@@ -26,6 +27,7 @@ class Role:
     direction: int
     k: int
     intervention: str = "zero"
+    margin: float = 0.1
     quick: bool = True
     task_options: dict[str, Any] = field(default_factory=dict)
 
@@ -36,11 +38,11 @@ ROLES: dict[str, Role] = {
         Role("induction", "continuing a repeated sequence needs these heads", "induction-heads-icl",
              "repeated-tokens", "loss", +1, 8),
         Role("previous-token", "continuing a repeated sequence needs these heads, which feed induction",
-             "previous-token", "repeated-tokens", "loss", +1, 4),
+             "previous-token", "repeated-tokens", "loss", +1, 8, intervention="mean"),  # early heads add constants, too
         Role("duplicate-token", "continuing a repeated sequence needs these heads", "duplicate-token",
              "repeated-tokens", "loss", +1, 4, quick=False),
         Role("sink", "harmless: plain text suffers less from losing these heads than from losing others", "bos-sink",
-             "plain-text", "loss", -1, 8, task_options={"length": 32}),
+             "plain-text", "loss", -1, 8, margin=0.02, task_options={"length": 32}),
         Role("successor", "continuing an ordered list needs these heads", "successor-heads", "successor", "loss", +1, 4,
              quick=False),
         Role("retrieval", "finding the needle needs these heads", "retrieval-head", "needle", "prob", -1, 8, quick=False,

@@ -20,8 +20,6 @@ from headscope.verify.controls import matched_sets
 from headscope.verify.roles import Role, get_role
 from headscope.verify.stats import bootstrap_interval, sign_flip_p
 
-#: an interval inside ± this share of the clean value is called no effect
-MARGIN = 0.02
 ALPHA = 0.05
 #: with this many control sets, their 97.5th percentile is the bar instead of their extreme
 MANY = 40
@@ -37,7 +35,7 @@ class Verdict:
     """What was tested and what came of it.
 
     `effect`, `control_*`: change of the metric from the clean run, mean over seeds. `diff_ci_*`: interval of effect
-    minus control. `p` is corrected where several roles were tested together, `p_raw` is not. `dose`: rows {k, effect,
+    minus control, `margin` what counts as no difference. `p` is corrected where several roles were tested together, `p_raw` is not. `dose`: rows {k, effect,
     control_mean}. `side_effect`: change of plain-text loss under the chosen heads (NaN where not measured).
     """
 
@@ -56,6 +54,7 @@ class Verdict:
     control_extreme: float
     diff_ci_low: float
     diff_ci_high: float
+    margin: float
     p: float
     p_raw: float
     n_seeds: int
@@ -72,12 +71,11 @@ def decide(v: Verdict, p: float) -> Verdict:
     sign = v.direction
     low, high = sorted((sign * v.diff_ci_low, sign * v.diff_ci_high))
     beyond = sign * v.effect > sign * v.control_extreme
-    margin = MARGIN * max(abs(v.clean), 1e-9)
     figures = f"effect {v.effect:+.3g} against {v.control_mean:+.3g} under random heads, p = {p:.2g}"
     if p <= ALPHA and low > 0 and beyond:
         return replace(v, p=p, verdict="supported", reason=f"{figures}; beyond {_beyond(v)}")
-    if high < margin:
-        where = "on the wrong side of the controls" if high < 0 else f"no larger than the margin of {margin:.2g}"
+    if high < v.margin:
+        where = "on the wrong side of the controls" if high < 0 else f"no larger than the margin of {v.margin:.2g}"
         return replace(v, p=p, verdict="not supported", reason=f"{figures}; the difference is {where}")
     missing = [
         word
@@ -146,7 +144,7 @@ def verify(
         role=row.name, claim=row.claim, method=row.method, intervention=row.intervention, k=len(chosen), components=[str(c) for c in chosen], metric=row.metric,
         direction=row.direction, clean=float(before.mean()), effect=float(effect.mean()),
         control_mean=float(control.mean()), control_sd=float(control.mean(1).std(ddof=1)), control_extreme=extreme,
-        diff_ci_low=low, diff_ci_high=high, p=p, p_raw=p, n_seeds=len(before), n_controls=n_controls,
+        diff_ci_low=low, diff_ci_high=high, margin=row.margin * abs(float(before.mean())), p=p, p_raw=p, n_seeds=len(before), n_controls=n_controls,
         side_effect=_side_effect(model, row, chosen, seed), verdict="", reason="", dose=dose,
         control_effects=[float(value) for value in control.mean(1)],
     )  # fmt: skip
@@ -207,6 +205,6 @@ def _untestable(row: Role, reason: str) -> Verdict:
     nan = float("nan")
     return Verdict(
         role=row.name, claim=row.claim, method=row.method, intervention=row.intervention, k=row.k, components=[], metric=row.metric, direction=row.direction, clean=nan,
-        effect=nan, control_mean=nan, control_sd=nan, control_extreme=nan, diff_ci_low=nan, diff_ci_high=nan, p=nan,
+        effect=nan, control_mean=nan, control_sd=nan, control_extreme=nan, diff_ci_low=nan, diff_ci_high=nan, margin=nan, p=nan,
         p_raw=nan, n_seeds=0, n_controls=0, side_effect=nan, verdict="not testable", reason=reason,
     )  # fmt: skip
