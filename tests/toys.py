@@ -141,8 +141,11 @@ def successor_toy(step: int = 1) -> Model:
 def words() -> list[str]:
     """Every word of the text tasks, and the most common ones of plain text."""
     known = [*ITEMS, *capitals.CAPITALS, *capitals.CAPITALS.values(), *ioi._NAMES, *needle._NAMES, *needle._THINGS]
-    templates = """The the capital of is . Q : What ? A When and went to , gave a secret object that hid store park office
-        school house drink ball book pen gift""".split()
+    templates = re.findall(
+        r"\S+",
+        "The the capital of is . Q : What ? A When and went to , gave a secret object that hid store park office school "
+        "house drink ball book pen gift",
+    )
     common = Counter(re.findall(r"\w+|[^\w\s]+", " ".join(plain_text.sentences())))
     return list(dict.fromkeys([*known, *templates, *(word for word, _ in common.most_common(400))]))
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from headscope.methods.base import Plan
-from headscope.model import Model
+from headscope.model import Model, load
 from headscope.model.checkpoint import copy_of
 from headscope.model.surgery import without
 
@@ -29,8 +29,8 @@ def savings(model: Model, smaller: nn.Module) -> dict[str, Any]:
     """What a smaller model saves: parameters, and bytes that one token keeps in the cache."""
 
     def cache(hf: Any) -> int:
-        n_kv = getattr(hf.config, "num_key_value_heads", None) or hf.config.num_attention_heads
-        return int(2 * model.anatomy.n_layers * n_kv * model.anatomy.d_head * next(hf.parameters()).element_size())
+        a = load(hf).anatomy
+        return int(2 * a.n_layers * a.n_kv_heads * a.d_head * next(hf.parameters()).element_size())
 
     def parameters(hf: nn.Module) -> int:
         return sum(p.numel() for p in hf.parameters())

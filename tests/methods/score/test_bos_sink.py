@@ -57,5 +57,5 @@ def test_its_check_compares_lengths(worded: Model) -> None:
 
 
 def test_without_a_tokenizer_it_does_not_apply(tiny: Model) -> None:
-    with pytest.raises(NotApplicable, match="bos-sink does not apply .*tokenizer"):
+    with pytest.raises(NotApplicable, match=r"bos-sink does not apply .*tokenizer"):
         hs.score(tiny, "bos-sink")

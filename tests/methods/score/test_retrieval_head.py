@@ -89,7 +89,7 @@ def test_equals_the_eager_attentions(with_bos: Model, monkeypatch: Patch) -> Non
 
 
 def test_a_model_that_finds_nothing_is_not_scored(worded: Model) -> None:
-    with pytest.raises(NotApplicable, match="solved . of 24 needle trials; retrieval cannot be scored"):
+    with pytest.raises(NotApplicable, match=r"solved . of 24 needle trials; retrieval cannot be scored"):
         hs.score(worded, "retrieval-head")
     result = hs.check(worded, "retrieval-head")
     assert result["verdict"] == "not testable" and "needle trials" in result["reason"]
