@@ -84,7 +84,7 @@ def test_unknown_tasks_and_options(tiny: Model) -> None:
         tasks.make("repeated-tokens", tiny, lenght=5)
     with pytest.raises(UsageError, match="at least 2, but got 1"):
         tasks.make("repeated-tokens", tiny, length=1)
-    with pytest.raises(NotApplicable, match="length 95 needs as many"):
+    with pytest.raises(NotApplicable, match="95 different random tokens needs as many"):
         tasks.make("repeated-tokens", tiny, length=95)
 
 

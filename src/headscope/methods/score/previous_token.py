@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headscope.core.errors import UsageError
 from headscope.core.scores import make
 from headscope.methods.base import Check, Info, ScoreMethod
-from headscope.tasks import make as make_task
+from headscope.tasks.repeated_tokens import random_rows
 from headscope.trace import Capture, trace
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ class PreviousToken(ScoreMethod):
     def score(self, model: Model, *, seed: int = 0) -> xr.DataArray:
         if abs(self.offset) > self.length - 2:
             raise UsageError(f"offset is {self.offset}; rows of {self.length} tokens take at most {self.length - 2}.")
-        tokens = make_task("repeated-tokens", model, self.n, seed, length=self.length).tokens
-        tokens = tokens[:, : -self.length]  # the first block only: no token comes twice
+        tokens = random_rows(model, self.n, seed, self.length)
         k = self.offset
 
         def mean_at_offset(pattern, layer):  # type: ignore[no-untyped-def]
