@@ -29,9 +29,7 @@ def in_double(hf: Any) -> Any:
     """The model with RMS norms in float64: those of transformers round to float32 inside, whatever the model's dtype."""
     for module in hf.modules():
         if "RMSNorm" in type(module).__name__:
-            gain = module.weight + (1.0 if "Gemma" in type(module).__name__ else 0.0)
+            gain = (module.weight + (1.0 if "Gemma" in type(module).__name__ else 0.0)).detach()
             eps = getattr(module, "variance_epsilon", None) or module.eps
-            module.forward = lambda x, gain=gain.detach(), eps=eps: (
-                x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * gain
-            )
+            module.forward = lambda x, gain=gain, eps=eps: x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * gain
     return hf

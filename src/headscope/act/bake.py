@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 
 import torch
@@ -37,10 +38,20 @@ def bake(model: Model, edits: Edit | Iterable[Edit]) -> nn.Module:
         site for edit in edits if edit.op in ("add", "mean") for c in edit.components for site in edit.sites(c)
     }
     twin = _with_biases(twin, needs_bias)
+    units: dict[tuple[Component, str], list[tuple[Edit, int]]] = {}
+    others: list[tuple[Edit, Component, str]] = []
     for edit in edits:
         for i, component in enumerate(edit.components):
             for site in edit.sites(component):
-                _write(twin, edit, component, site, i)
+                if site in ("z", "neuron"):
+                    units.setdefault((component, site), []).append((edit, i))
+                else:
+                    others.append((edit, component, site))
+    # as in a pass: what heads and neurons give comes before the sums it goes into
+    for (component, site), changes in units.items():
+        _write_unit(twin, component, site, changes)
+    for edit, component, site in others:
+        _write(twin, edit, component, site)
     return twin.hf
 
 
@@ -51,24 +62,53 @@ def _check_bakeable(edit: Edit) -> None:
         raise UsageError(f"The edit '{edit}' cannot be baked: weights act at every position and in every row alike.")
 
 
-def _value(edit: Edit, i: int, like: Tensor) -> Tensor:
-    value = edit.value.to(like.device, like.dtype)
-    return value[i if value.shape[0] > 1 else 0] if value.ndim >= 2 else value
-
-
-def _write(twin: Model, edit: Edit, c: Component, site: str, i: int) -> None:
-    anatomy, block = twin.anatomy, twin.anatomy.blocks[c.layer]
-    index = c.index or 0
+def _write_unit(twin: Model, c: Component, site: str, changes: list[tuple[Edit, int]]) -> None:
+    """Write all edits of a head or neuron, in order: x → A x + constant, with A in its output rows [unit, d_model]."""
+    anatomy, block, index = twin.anatomy, twin.anatomy.blocks[c.layer], c.index or 0
     if site == "z":
-        _change_input(edit, i, anatomy.W_O(c.layer, index), bias_of(block.o))
-    elif site == "neuron":
-        _change_input(edit, i, anatomy.W_out(c.layer)[index : index + 1], bias_of(block.down))
-    elif site in ("k", "v"):
+        rows, bias = anatomy.W_O(c.layer, index), bias_of(block.o)
+    else:
+        rows, bias = anatomy.W_out(c.layer)[index : index + 1], bias_of(block.down)
+    given = rows.clone()
+    constant = torch.zeros_like(rows[:, 0])
+    for edit, i in changes:
+        if edit.op in ("zero", "mean"):
+            rows.zero_()
+            constant.zero_()
+        if edit.op == "scale":
+            rows.mul_(edit.value)
+            constant.mul_(edit.value)
+        elif edit.op == "project_out":
+            direction = _value(edit, i, constant)
+            direction = direction / direction.norm()
+            rows.sub_(torch.outer(direction, direction @ rows))
+            constant.sub_(constant @ direction * direction)
+        elif edit.op in ("add", "mean"):
+            constant.add_(_value(edit, i, constant))
+    if bias is not None:
+        bias.add_(constant @ given)
+
+
+def _value(edit: Edit, i: int, like: Tensor) -> Tensor:
+    """[unit]: the edit's value for its component number i."""
+    value = edit.value.to(like.device, like.dtype)
+    value = value[i if value.shape[0] > 1 else 0] if value.ndim >= 2 else value
+    try:
+        return value.expand_as(like)
+    except RuntimeError:
+        raise UsageError(
+            f"The edit '{edit}' has values of shape {tuple(value.shape)}, which do not fit {tuple(like.shape)}."
+        ) from None
+
+
+def _write(twin: Model, edit: Edit, c: Component, site: str) -> None:
+    anatomy, block = twin.anatomy, twin.anatomy.blocks[c.layer]
+    if site in ("k", "v"):
         if site == "k" and _has_k_norm(block.attn):
             raise UsageError(
                 f"The edit '{edit}' cannot be baked: a norm after the keys would undo it; edit part='v' instead."
             )
-        module, columns = anatomy.qkv_columns(site, index, c.layer)
+        module, columns = anatomy.qkv_columns(site, c.index or 0, c.layer)
         bias = bias_of(module)
         _scale_all(edit, [weight_of(module)[:, columns], None if bias is None else bias[columns]])
     elif site == "attn_out":
@@ -79,23 +119,6 @@ def _write(twin: Model, edit: Edit, c: Component, site: str, i: int) -> None:
         _scale_block(edit, block.down, block.post_mlp)
     else:
         raise UsageError(f"The edit '{edit}' cannot be baked: no weight stands at {site}.")
-
-
-def _change_input(edit: Edit, i: int, rows: Tensor, bias: Tensor | None) -> None:
-    """Change what a component gives to its output rows [unit, d_model], and the bias [d_model] after them."""
-    if edit.op == "zero":
-        rows.zero_()
-    elif edit.op == "scale":
-        rows.mul_(edit.value)
-    elif edit.op == "project_out":
-        direction = _value(edit, i, rows)
-        direction = direction / direction.norm()
-        rows.sub_(torch.outer(direction, direction @ rows))
-    else:
-        constant = _value(edit, i, rows).expand(rows.shape[0])
-        bias.add_(constant @ rows)  # type: ignore[union-attr]
-        if edit.op == "mean":
-            rows.zero_()
 
 
 def _scale_all(edit: Edit, tensors: list[Tensor | None]) -> None:
@@ -130,8 +153,10 @@ def _with_biases(twin: Model, sites: set[str]) -> Model:
         raise UsageError(
             f"A constant cannot be baked into {twin.name}: its output projections have no bias. Zero or scale instead."
         )
-    made = type(twin.hf)(type(config)(**{**config.to_dict(), **dict.fromkeys(missing, True)}))
-    made = made.to(twin.device, twin.dtype)
+    config = copy.deepcopy(config)
+    for switch in missing:
+        setattr(config, switch, True)
+    made = type(twin.hf)(config).to(twin.device, twin.dtype)
     absent = made.load_state_dict(twin.hf.state_dict(), strict=False).missing_keys
     for name, parameter in made.named_parameters():
         if name in absent and name.endswith("bias"):
@@ -140,7 +165,9 @@ def _with_biases(twin: Model, sites: set[str]) -> Model:
     made.generation_config = getattr(twin.hf, "generation_config", None)
     bigger = load(made, tokenizer=twin.tokenizer)
     bigger.name = twin.name
-    if bias_of(getattr(bigger.anatomy.blocks[0], wanted["z" if "z" in sites else "neuron"][1])) is None:
+    if any(
+        bias_of(getattr(bigger.anatomy.blocks[0], part)) is None for site, (_, part) in wanted.items() if site in sites
+    ):
         raise UsageError(
             f"A constant cannot be baked into {twin.name}: its output projections have no bias. Zero or scale instead."
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from headscope.core.errors import NotApplicable
+from headscope.core.errors import FileError, NotApplicable
 from headscope.core.files import new_folder
 from headscope.model.anatomy import weight_of
 from headscope.model.load import load
@@ -31,8 +31,11 @@ def copy_of(model: Model) -> Model:
 def save(hf: nn.Module, tokenizer: Any, path: str | Path) -> Path:
     """Write an ordinary checkpoint folder, whole or not at all. Raises FileError where it cannot be written."""
     path = Path(path)
-    with new_folder(path) as folder:
-        hf.save_pretrained(folder)  # type: ignore[operator]
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+    try:
+        with new_folder(path) as folder:
+            hf.save_pretrained(folder)  # type: ignore[operator]
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+    except OSError as error:
+        raise FileError(f"The model could not be written to {path} ({error.strerror or error}).") from error
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -73,7 +74,9 @@ class Model:
             "torch_dtype",
             "_attn_implementation",
         }
-        digest.update(repr(sorted((k, repr(v)) for k, v in config.items() if k not in ignore)).encode())
+        kept = {name: value for name, value in config.items() if name not in ignore}
+        # sorted at every depth: a configuration read from a file has its keys in another order
+        digest.update(json.dumps(kept, sort_keys=True, default=repr).encode())
         for name, weight in sorted(self.hf.state_dict().items()):
             flat = weight.detach().reshape(-1)
             sample = flat[:: max(1, -(-flat.numel() // 64))].to("cpu", torch.float32)
