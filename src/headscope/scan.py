@@ -17,7 +17,7 @@ from headscope.model import Model
 from headscope.model.sketch import head_sketch
 from headscope.tasks import make
 from headscope.trace import trace
-from headscope.verify import ROLES, Verdict, decide, holm, n_runs, verify
+from headscope.verify import ROLES, Verdict, decide, holm, n_heads_of, n_runs, verify
 
 #: tells what is being done: (what, step, steps)
 Progress = Callable[[str, int, int], None]
@@ -76,7 +76,12 @@ def estimate(
             row = ROLES[role]
             with suppress(NotApplicable):
                 held_out = make(row.task, model, n_seeds, 0, **row.task_options)
-                steps.append({"what": f"verify {role}", "tokens": held_out.tokens.numel() * n_runs(row.k, n_controls)})
+                steps.append(
+                    {
+                        "what": f"verify {role}",
+                        "tokens": held_out.tokens.numel() * n_runs(n_heads_of(model, row), n_controls),
+                    }
+                )
     steps = [{**step, "seconds": round(step["tokens"] * each, 1)} for step in steps]
     a = model.anatomy
     width = int(prompts.tokens.shape[1])
@@ -116,7 +121,7 @@ def scan(
         if ROLES[role].method not in found:
             skipped[f"role {role}"] = f"The role {role} was not tested: its heads are chosen by {ROLES[role].method}."
             continue
-        heads = top(found[ROLES[role].method], ROLES[role].k)
+        heads = top(found[ROLES[role].method], n_heads_of(model, ROLES[role]))
         verdicts.append(
             verify(
                 model, role, heads, seed=seed, n_seeds=n_seeds, n_controls=n_controls,

@@ -20,6 +20,8 @@ def _run(arguments: list[str]) -> int:
 
     try:
         status = app(arguments, standalone_mode=False, prog_name="headscope")
+        if status == 130:  # newer typers take Ctrl-C for themselves and give this
+            raise KeyboardInterrupt
         return status if isinstance(status, int) else 0
     except HeadscopeError as error:
         return _say(str(error), error.exit_code)

@@ -2,7 +2,7 @@
 
 from headscope.verify.roles import ROLES, Role, get_role
 from headscope.verify.stats import bootstrap_interval, holm, sign_flip_p
-from headscope.verify.verify import Verdict, decide, n_runs, verify
+from headscope.verify.verify import Verdict, decide, n_heads_of, n_runs, verify
 
 __all__ = [
     "ROLES",
@@ -12,6 +12,7 @@ __all__ = [
     "decide",
     "get_role",
     "holm",
+    "n_heads_of",
     "n_runs",
     "sign_flip_p",
     "verify",

@@ -171,9 +171,14 @@ def n_runs(k: int, n_controls: int) -> int:
     return 2 + 1 + n_controls + (1 + min(CURVE_SETS, n_controls)) * len(_doses(k))
 
 
+def n_heads_of(model: Model, row: Role) -> int:
+    """The role's k, or half of all heads where the model has fewer than 2k: as many must be left for the controls."""
+    return max(1, min(row.k, len(model.heads()) // 2))
+
+
 def _chosen(model: Model, row: Role, given: Any, seed: int) -> list[Component]:
     if given is None:
-        return top(score(model, row.method, seed=seed), row.k)
+        return top(score(model, row.method, seed=seed), n_heads_of(model, row))
     chosen = list(components(given))
     if any(c.kind != "head" for c in chosen):
         raise UsageError("verify tests attention heads; name them like L5H3.")
