@@ -208,7 +208,8 @@ def test_a_dry_run_writes_nothing(cli: Cli, checkpoints: Path, tmp_path: Path) -
 
 def test_what_does_not_apply_is_left_out_with_the_reason(cli: Cli, checkpoints: Path) -> None:
     short = cli("scan", checkpoints / "short", "--out", "short", *LITTLE, "--json").json("scan")
-    assert "reads at most 32" in short["skipped"]["duplicate-token"] and "tokenizer" in short["skipped"]["bos-sink"]
+    assert all("reads at most 32" in short["skipped"][name] for name in ("duplicate-token", "previous-token"))
+    assert "tokenizer" in short["skipped"]["bos-sink"]
     encoder = cli("scan", checkpoints / "bert", "--out", "bert", *LITTLE, "--json").json("scan")
     assert "attends in both directions" in encoder["skipped"]["induction-heads-icl"]
     assert "Not run:" in cli("scan", checkpoints / "short", "--out", "short", *LITTLE).out

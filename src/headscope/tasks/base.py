@@ -73,12 +73,16 @@ def make(name: str, model: Model, n: int = 12, seed: int = 0, **options: Any) ->
         if options and "unexpected keyword" in str(error):
             raise UsageError(f"The task {name} has no such option: {', '.join(options)}.") from None
         raise
-    if model.max_positions and prompts.tokens.shape[1] > model.max_positions:
-        raise NotApplicable(
-            f"The task {name} has prompts of {prompts.tokens.shape[1]} tokens here, but {model.name} reads at most "
-            f"{model.max_positions}."
-        )
+    check_length(model, prompts.tokens, f"The task {name}")
     return prompts
+
+
+def check_length(model: Model, tokens: Tensor, what: str) -> None:
+    """Raise NotApplicable where the model does not read so many tokens."""
+    if model.max_positions and tokens.shape[1] > model.max_positions:
+        raise NotApplicable(
+            f"{what} takes {tokens.shape[1]} tokens here, but {model.name} reads at most {model.max_positions}."
+        )
 
 
 def baseline(model: Model, prompts: Prompts) -> Baseline:
@@ -94,9 +98,10 @@ def baseline(model: Model, prompts: Prompts) -> Baseline:
 
 
 def one_token(model: Model, text: str) -> int | None:
-    """The id of a text that is one token, else None."""
+    """The id of a text that is one token, and not the one for unknown words; else None."""
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return int(ids[0]) if len(ids) == 1 else None
+    known = len(ids) == 1 and ids[0] != getattr(model.tokenizer, "unk_token_id", None)
+    return int(ids[0]) if known else None
 
 
 def needs_tokenizer(model: Model, task: str) -> None:

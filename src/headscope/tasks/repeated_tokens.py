@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
-from headscope.tasks.base import Prompts
+from headscope.tasks.base import Prompts, check_length
 
 
 def make(model: Model, n: int, seed: int, *, length: int = 20, repeats: int = 2) -> Prompts:
@@ -41,4 +41,6 @@ def random_rows(model: Model, n: int, seed: int, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     rows = [allowed[torch.randperm(len(allowed), generator=generator)[:length]] for _ in range(n)]
     prefix = torch.tensor(model.prefix, dtype=torch.long).expand(n, -1)
-    return torch.cat([prefix, torch.stack(rows)], 1)
+    tokens = torch.cat([prefix, torch.stack(rows)], 1)
+    check_length(model, tokens, "A row of random tokens")
+    return tokens
