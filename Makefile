@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 COMPAT := .venv-compat
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: venv demo test check bench test-compat
+.PHONY: venv demo test check docs bench test-compat
 
 venv: $(STAMP)
 
@@ -33,6 +33,11 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(STAMP)
+	$(BIN)/headscope models get smollm2-135m
+	$(BIN)/headscope check --all --json > docs/checks.json.new && mv docs/checks.json.new docs/checks.json
+	$(BIN)/python docs/build.py
 
 bench: $(STAMP)
 	$(BIN)/headscope models get smollm2-135m

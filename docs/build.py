@@ -11,7 +11,7 @@ from headscope.core.registry import MethodSpec, methods
 from headscope.verify import ROLES
 
 HERE = Path(__file__).parent
-CHECKS = HERE.parent / "benchmarks" / "results" / "checks.json"
+CHECKS = HERE / "checks.json"
 KINDS = {
     "score": ("Score: a number for every head", 'hs.score(model, "{id}")', "headscope score MODEL {id}"),
     "attribute": ("Attribute: contributions to given answers", 'hs.attribute(model, "{id}", prompts)', ""),
@@ -35,8 +35,8 @@ def pages() -> dict[str, str]:
 
 
 def _methods(specs: list[MethodSpec]) -> str:
-    checks = json.loads(CHECKS.read_text(encoding="utf-8")) if CHECKS.exists() else {"rows": []}
-    found = {row["id"]: row for row in checks["rows"]}
+    checks = json.loads(CHECKS.read_text(encoding="utf-8")) if CHECKS.exists() else []
+    found = {row["id"]: row for row in checks}
     lines = [
         "# Methods",
         "",
@@ -52,7 +52,12 @@ def _methods(specs: list[MethodSpec]) -> str:
         row = (f"[{spec.id}](#{spec.id})", spec.kind, spec.info["title"], needs, spec.info["cost"], verdict)
         lines.append(f"| {' | '.join(row)} |")
     for kind, (title, python, shell) in KINDS.items():
-        lines += ["", f"## {title}", "", f"`{python.format(id='ID')}`" + (f" · `{shell.format(id='ID')}`" if shell else "")]
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            f"`{python.format(id='ID')}`" + (f" · `{shell.format(id='ID')}`" if shell else ""),
+        ]
         for spec in specs:
             if spec.kind == kind:
                 lines += _page(spec, found.get(spec.id))
@@ -90,7 +95,11 @@ def _roles() -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for role in ROLES.values():
-        must = "rise more than under random heads" if role.direction > 0 else "rise less, or fall further, than under random heads"
+        must = (
+            "rise more than under random heads"
+            if role.direction > 0
+            else "rise less, or fall further, than under random heads"
+        )
         row = (
             role.name, role.claim, f"[{role.method}](methods.md#{role.method})", role.task, role.metric,
             role.intervention, must, f"{role.margin:.0%}", str(role.k), "yes" if role.quick else "no",

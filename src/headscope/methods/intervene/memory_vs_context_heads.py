@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from headscope.core.component import Component
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.core.scores import top
@@ -50,7 +48,7 @@ class MemoryVsContextHeads(InterveneMethod):
         title="Memory against context heads",
         papers=("arXiv:2310.15910",),
         claim="Scaling one attributed head moves the rate of in-context answers both ways on held-out countries, by more "
-        "than the same factors on random heads.",
+        "than the same factors on other heads of its layer.",
         higher_means="the head favours the context",
         cost="1 forward pass, then 8 a candidate head",
         needs=("causal", "pattern", "logits", "tokenizer"),
@@ -87,23 +85,25 @@ class MemoryVsContextHeads(InterveneMethod):
         known, held_out = part(every, slice(0, half)), part(every, slice(half, None))
         context = replace(self, favour="context").edits(model, known, seed=seed)[0]
         memory = replace(self, favour="memory").edits(model, known, seed=seed)[0]
-        generator = torch.Generator().manual_seed(seed)
-        heads = model.heads()
-        random = [heads[i] for i in torch.randperm(len(heads), generator=generator)[:5]]
         both = (context, memory)
-        plan = [*both, *(scale(head, float(edit.value)) for edit in both for head in random)]
+        # the same factor on the other heads of the same layer: how much of it is this head, how much any head there
+        others = [[h for h in model.heads() if h.layer == c.layer and h != c][:5] for e in both for c in e.components]
+        plan = [*both, *(scale(h, float(e.value)) for e, heads in zip(both, others, strict=True) for h in heads)]
         rates = (sweep(model, held_out, plan, "logit_diff").values > 0).mean(1)
         base = float((clean(model, held_out, "logit_diff") > 0).double().mean())
-        up, down = rates[2 : 2 + len(random)] - base, rates[2 + len(random) :] - base
+        n = len(others[0])
+        up, down = rates[2 : 2 + n] - base, rates[2 + n :] - base
         figures = {
             "context rate": base,
             f"context rate, {_name(context)}": float(rates[0]),
             f"context rate, {_name(memory)}": float(rates[1]),
-            "largest rise under a random head": float(up.max()),
-            "largest fall under a random head": float(down.min()),
+            "largest rise, other heads of the layer": float(up.max()),
+            "largest fall, other heads of the layer": float(down.min()),
         }
         shown = rates[0] - base > max(0.1, up.max()) and rates[1] - base < min(-0.1, down.min())
-        return Check(bool(shown), figures, "shown if both move the rate by over 0.1 and more than every random head")
+        return Check(
+            bool(shown), figures, "shown if both move the rate by over 0.1 and more than every other head tried"
+        )
 
 
 def _name(edit: Edit) -> str:
