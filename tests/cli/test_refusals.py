@@ -181,6 +181,12 @@ def test_atlases_that_do_not_compare(cli: Cli, refuse: Any, checkpoints: Path, s
     refuse(2, "share no method", "compare", "bos-sink", "duplicate-token")
 
 
+def _edit(**changes: Any) -> str:
+    row = {"op": "zero", "components": ["L0H1"], "value": None, "dtype": None, "positions": None, "rows": None}
+    row = {**row, "part": "kv", "edges": [], **changes}
+    return json.dumps({"format": "headscope-edits", "format_version": 1, "edits": [row]})
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -190,6 +196,14 @@ def test_atlases_that_do_not_compare(cli: Cli, refuse: Any, checkpoints: Path, s
         ("has edit format 2", '{"format": "headscope-edits", "format_version": 2, "edits": []}'),
         ("is damaged", '{"format": "headscope-edits", "format_version": 1}'),
         ("is damaged", '{"format": "headscope-edits", "format_version": 1, "edits": [{"op": "zero"}]}'),
+        ("no edit 'drop'", _edit(op="drop")),
+        ("another kind", _edit(op="scale")),
+        ("another kind", _edit(op="add", value=1.0)),
+        ("another kind", _edit(value=1.0)),
+        ("No component", _edit(components=[])),
+        ("not the name of a component", _edit(components=["head5"])),
+        ("is not a dtype", _edit(op="add", value=[1.0], dtype="Tensor")),
+        ("count from 0", _edit(positions=[-1])),
     ],
 )
 def test_damaged_edit_files(refuse: Any, words: str, text: str) -> None:

@@ -227,4 +227,8 @@ def _load(row: dict[str, Any]) -> Edit:
         value = float(value)
     where = {name: row[name] for name in ("positions", "rows", "part")}
     edges = tuple((q, k) for q, k in row["edges"])
-    return _make(row["op"], row["components"], value, edges=edges, **where)
+    edit = _make(row["op"], row["components"], value, edges=edges, **where)
+    kinds: dict[str, type] = {"scale": float, "zero": type(None), "mask_edges": type(None)}
+    if not isinstance(value, kinds.get(edit.op, Tensor)):
+        raise TypeError(f"{edit.op} has a value of another kind")
+    return edit
