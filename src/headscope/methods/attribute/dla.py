@@ -130,7 +130,7 @@ class Dla(AttributeMethod):
         figures = {
             "logit difference": float(found.logit.mean()),
             "largest error of the sum": float(abs(total - found.logit).max()),
-            "share of the top 10 heads": float(sum(positive[:10]) / sum(positive)),
+            "share of the top 10 heads": float(sum(positive[:10]) / max(sum(positive), 1e-30)),
         }
         shown = figures["largest error of the sum"] < 1e-3 and figures["share of the top 10 heads"] > 0.5
         return Check(bool(shown), figures, "shown if the sum is off by less than 0.001 and ten heads hold over half")

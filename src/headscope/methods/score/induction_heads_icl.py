@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headscope.core.errors import UsageError
+from headscope.core.errors import NotApplicable, UsageError
 from headscope.core.scores import make
 from headscope.methods.base import Check, Info, ScoreMethod
 from headscope.tasks import make as make_task
@@ -76,6 +76,8 @@ class InductionHeadsIcl(ScoreMethod):
     @torch.no_grad()
     def _copying(model: Model) -> torch.Tensor:
         anatomy = model.anatomy
+        if anatomy.W_E.shape[1] != anatomy.d_model:
+            raise NotApplicable(f"{model.name} widens its embeddings, so its weights alone do not say what heads copy.")
         tokens = anatomy.W_U.float() @ anatomy.W_E.float()  # [d_model, d_model], once for all heads
         rows = []
         for layer in range(anatomy.n_layers):
