@@ -190,6 +190,11 @@ def test_bad_budgets_and_options_are_named(tiny: Model) -> None:
         hs.plan(tiny, "sixteen-heads", budget=0.5)
 
 
+def test_the_only_kv_group_of_a_layer_cannot_go() -> None:
+    with pytest.raises(NotApplicable, match="one kv group a layer"):
+        hs.plan(_model("llama-mqa"), "sixteen-heads", budget=0.5, where="everywhere", **OPTIONS)
+
+
 def test_its_check_compares_with_random_and_most_important(worded: Model) -> None:
     result = hs.check(worded, "sixteen-heads")
     figures = result["figures"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headscope.core.component import Component, head
-from headscope.core.errors import UsageError
+from headscope.core.errors import NotApplicable, UsageError
 from headscope.methods.base import Check, CompressMethod, Info, Plan
 from headscope.model import bias_of
 from headscope.model.surgery import removable
@@ -83,6 +83,8 @@ class SixteenHeads(CompressMethod):
     def _everywhere(self, model: Model, prompts: Prompts, budget: float) -> list[Component]:
         a = model.anatomy
         count = int(budget * a.n_kv_heads + 1e-9)
+        if a.n_kv_heads == 1:
+            raise NotApplicable(f"{model.name} has one kv group a layer, which cannot go; drop heads where='anywhere'.")
         if count < 1:
             raise UsageError(
                 f"A budget of {budget:g} is less than one of the {a.n_kv_heads} kv groups of a layer; give at least "

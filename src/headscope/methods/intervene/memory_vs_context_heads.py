@@ -76,6 +76,10 @@ class MemoryVsContextHeads(InterveneMethod):
         return [tried[best]]
 
     def check(self, model: Model, *, seed: int = 0) -> Check:
+        if model.anatomy.n_heads < 2:
+            raise NotApplicable(
+                f"{model.name} has one head a layer, so there are no others of the layer to compare with."
+            )
         every = make_task("fact-context", model, 38, seed)
         half = len(every) // 2
         if half < 6:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headscope.core.errors import UsageError
+from headscope.core.errors import NotApplicable, UsageError
 from headscope.core.scores import agree, make
 from headscope.methods.base import Check, Info, ScoreMethod
 from headscope.tasks import make as make_task
@@ -62,6 +62,8 @@ class BosSink(ScoreMethod):
         return make(trace(model, prompts, Capture("pattern", reduce=on_first), logits=None)["pattern"])
 
     def check(self, model: Model, *, seed: int = 0) -> Check:
+        if len(model.heads()) < 3:
+            raise NotApplicable(f"{model.name} has {len(model.heads())} heads, too few to compare rankings of them.")
         short = self.score(model, seed=seed)
         long = BosSink(n=2, length=4 * self.length).score(model, seed=seed + 1)
         figures = {
