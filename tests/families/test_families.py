@@ -68,7 +68,8 @@ def test_q_k_v_give_the_pattern(models: dict[str, Model], family: str) -> None:
         scores = run["attn_scores"]
         seen = run["pattern"] > 0
         ratio = (scores / product)[seen]
-        torch.testing.assert_close(ratio, ratio[0].expand_as(ratio), rtol=1e-6, atol=1e-6)
+        # GPT-J multiplies in float32 under transformers 4
+        torch.testing.assert_close(ratio, ratio[0].expand_as(ratio), rtol=1e-4, atol=1e-4)
     scaled = trace(model, inputs, edits=[hs.scale(model.heads(), 1.0)])
     torch.testing.assert_close(scaled.logits, trace(model, inputs).logits, rtol=0, atol=0)
 
@@ -119,7 +120,9 @@ def test_left_padding_changes_nothing_at_real_tokens(models: dict[str, Model], f
     """A short row padded to a longer one's width gives the logits it gives alone."""
     from headscope.tasks.base import Prompts
 
-    model = models[family]
+    # transformers fills the masks of these with float32's lowest number, whose sums are no numbers in float64
+    single = family in ("gemma2", "bloom")
+    model = hs.load(build(family, torch.float32), check=False) if single else models[family]
     torch.manual_seed(1)
     tokens = torch.randint(5, 96, (2, 9))
     mask = torch.ones(2, 9, dtype=torch.bool)
@@ -128,7 +131,8 @@ def test_left_padding_changes_nothing_at_real_tokens(models: dict[str, Model], f
     prompts = Prompts(name="t", seed=0, tokens=tokens, positions=at, target=tokens[:, -1:], mask=mask)
     padded = trace(model, prompts, logits="last", edits=hs.zero("L1H0", positions=0)).logits
     alone = trace(model, tokens[1:, 4:], logits="last", edits=hs.zero("L1H0", positions=0)).logits
-    torch.testing.assert_close(padded[1], alone[0], rtol=1e-6, atol=1e-7)
+    exact = {"rtol": 1e-4, "atol": 1e-5} if single else {"rtol": 1e-6, "atol": 1e-7}
+    torch.testing.assert_close(padded[1], alone[0], **exact)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

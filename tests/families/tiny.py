@@ -21,8 +21,9 @@ _GPT: dict[str, Any] = {"vocab_size": 96, "n_embd": 32, "n_layer": 3, "n_head": 
 
 
 def _causal(config: Any) -> Any:
-    # the plain loop over experts is the one that also runs in float64
-    return hf.AutoModelForCausalLM.from_config(config, experts_implementation="eager")
+    # the plain loop over experts is the one that also runs in float64; transformers 4 has no other
+    options = {"experts_implementation": "eager"} if int(hf.__version__.split(".")[0]) >= 5 else {}
+    return hf.AutoModelForCausalLM.from_config(config, **options)
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
