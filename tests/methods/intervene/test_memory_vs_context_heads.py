@@ -73,6 +73,16 @@ def test_equals_a_search_by_plain_hooks(worded: Model, prompts: Prompts, favour:
     assert edit.positions is None and edit.rows is None  # so that it can be baked
 
 
+def test_heads_of_either_sign_are_tried(worded: Model, prompts: Prompts) -> None:
+    """With answer and foil exchanged every contribution changes its sign, and the same head is the largest."""
+    turned = dataclasses.replace(prompts, target=prompts.foil, foil=prompts.target)
+    heads = [
+        hs.intervene(worded, "memory-vs-context-heads", given, candidates=1)[0].components
+        for given in (prompts, turned)
+    ]
+    assert heads[0] == heads[1]
+
+
 def test_the_edit_moves_the_answers_as_asked(worded: Model, prompts: Prompts) -> None:
     before = _difference(worded, prompts)
     for favour, sign in (("context", 1), ("memory", -1)):
