@@ -60,7 +60,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "vit": lambda: hf.ViTForImageClassification(
         hf.ViTConfig(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, image_size=16, patch_size=4
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            image_size=16,
+            patch_size=4,
         )
     ),
 }
