@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
 from headscope.core.errors import UsageError, nearest
-
-if TYPE_CHECKING:
-    from headscope.tasks import Prompts
 
 Metric = str | Callable[[Tensor], Tensor]
 
@@ -51,8 +48,9 @@ METRICS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
 }  # fmt: skip
 
 
-def measure(metric: Metric, logits: Tensor, prompts: Prompts) -> Tensor:
-    """[batch] values of a metric: a name of METRICS, or a function of the logits [batch, m, vocab].
+def measure(metric: Metric, logits: Tensor, prompts: Any, clean: Tensor | None = None) -> Tensor:
+    """[batch] values of a metric: a name of METRICS, `kl` (of the edited from the `clean` logits), or a function of the
+    logits [batch, m, vocab].
 
     Half-precision logits are measured in float32.
     """
@@ -64,8 +62,13 @@ def measure(metric: Metric, logits: Tensor, prompts: Prompts) -> Tensor:
             gave = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise UsageError(f"A metric must give one value a prompt, [{logits.shape[0]}], but gave {gave}.")
         return value
+    if metric == "kl":
+        if clean is None:
+            raise UsageError("The metric kl compares with a clean run; it is for sweeps.")
+        was, now = clean.to(logits.dtype).log_softmax(-1), logits.log_softmax(-1)
+        return (was.exp() * (was - now)).sum(-1).mean(1)
     if metric not in METRICS:
-        raise UsageError(f"There is no metric {metric!r}.{nearest(metric, METRICS)}")
+        raise UsageError(f"There is no metric {metric!r}.{nearest(metric, [*METRICS, 'kl'])}")
     target = prompts.target.to(logits.device)
     foil = None if prompts.foil is None else prompts.foil.to(logits.device)
     return METRICS[metric](logits, target, foil).mean(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from headscope.core.errors import UsageError
 from headscope.core.scores import make
 from headscope.model import Model
 from headscope.sweep.metrics import Metric, measure
+from headscope.sweep.plan import make_plan
 from headscope.trace import Edit, resolve, trace
-from headscope.trace.replay import first_layer, record, skipping
+from headscope.trace.replay import check_sets, record, run_sets
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -41,7 +42,8 @@ def each_head(edit: Callable[[Component], Edit]) -> EachHead:
 
 def clean(model: Model, prompts: Prompts, metric: Metric | None = None) -> Tensor:
     """[prompt] values of the metric without any edit."""
-    return _one(model, prompts, [], metric or prompts.metric)
+    run = trace(model, prompts, logits=prompts.positions)
+    return measure(metric or prompts.metric, run.logits, prompts).detach()  # type: ignore[arg-type]
 
 
 def sweep(
@@ -55,25 +57,41 @@ def sweep(
     """The metric under each edit (or set of edits): dims (edit, prompt), coordinate `edit` in words.
 
     `prompts`: Prompts of a task, or token ids [batch, pos] with a metric that is a function of the logits at the last
-    position. `metric` defaults to the task's. `progress(done, total)` is called after every edit. Layers below the
-    lowest edited one run once for all edits.
+    position. `metric` defaults to the task's. `progress(done, total)` is called after every chunk of edits.
+
+    The values are those of one pass an edit, but layers below the edited one and positions before it are run once, and
+    edits go through a pass together (see `plan`). Raises UsageError for what is no edit or no metric.
     """
     if isinstance(edits, EachHead):
         edits = edits.of(model)
     sets = [_set(item) for item in ([edits] if isinstance(edits, Edit) else edits)]
     if not sets:
         raise UsageError("sweep was given no edits.")
+    if isinstance(prompts, Tensor):
+        if not callable(metric):
+            raise UsageError("Token ids alone have no targets; give a metric that is a function of the logits.")
+        tokens, _ = model.tokens(prompts)
+        positions = torch.full((len(tokens), 1), tokens.shape[1] - 1)
+    else:
+        positions = prompts.positions
+        metric = metric or prompts.metric
     sets = [resolve(model, chosen) for chosen in sets]
-    recorded = record(model, prompts) if len(sets) > 1 else []
-    rows = []
-    for done, chosen in enumerate(sets, 1):
-        with skipping(model, recorded, first_layer(model, chosen) if recorded else 0):
-            rows.append(_one(model, prompts, chosen, metric))
+    before = record(model, prompts, positions)
+    check_sets(before, sets)
+    plan = make_plan(model, before, sets, int(positions.min()), positions.shape[1])
+    rows: list[Tensor | None] = [None] * len(sets)
+    done = 0
+    for chunk in plan.chunks:
+        chosen = [sets[i] for i in chunk.sets]
+        logits = run_sets(model, before, chosen, positions, below=chunk.below, column=chunk.column)
+        for i, found in zip(chunk.sets, logits, strict=True):
+            rows[i] = measure(metric, found, prompts, before.logits)
+        done += len(chunk.sets)
         if progress is not None:
             progress(done, len(sets))
     names = [" + ".join(map(str, chosen)) or "clean" for chosen in sets]
     name = metric if isinstance(metric, str) else getattr(metric, "__name__", None) or getattr(prompts, "metric", "")
-    result = make(torch.stack(rows), ("edit", "prompt"), metric=str(name))
+    result = make(torch.stack(rows), ("edit", "prompt"), metric=str(name))  # type: ignore[arg-type]
     return result.assign_coords(edit=names)
 
 
@@ -83,13 +101,3 @@ def _set(item: Edit | Iterable[Edit]) -> list[Edit]:
         if not isinstance(edit, Edit):
             raise UsageError(f"{edit!r} is not an edit; write for example zero('L5H3').")
     return chosen
-
-
-def _one(model: Model, prompts: Any, edits: list[Edit], metric: Metric | None) -> Tensor:
-    if isinstance(prompts, Tensor):
-        if not callable(metric):
-            raise UsageError("Token ids alone have no targets; give a metric that is a function of the logits.")
-        run = trace(model, prompts, edits=edits, logits="last")
-        return measure(metric, run.logits, prompts)  # type: ignore[arg-type]
-    run = trace(model, prompts, edits=edits, logits=prompts.positions)
-    return measure(metric or prompts.metric, run.logits, prompts).detach()  # type: ignore[arg-type]

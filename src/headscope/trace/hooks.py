@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -58,14 +59,23 @@ class Where:
     shape: tuple[int, int] = (0, 0)
     #: columns of the prompt: those of the last pass that began a sequence
     prompt: int = 0
+    #: columns of a prompt whose first ones stand in a cache already, 0 where a cache means that tokens are generated
+    replayed: int = 0
 
     def note(self, shape: tuple[int, int]) -> None:
         """A pass begins over `shape` new tokens."""
         self.shape = shape
-        if self.offset == 0:
+        if self.replayed:
+            self.prompt = self.replayed
+        elif self.offset == 0:
             self.prompt = shape[1]
         elif not 0 < self.prompt <= self.offset:
             self.prompt = self.offset
+
+    def of(self, rows: slice) -> Where:
+        """The same for some rows of the batch."""
+        mask = None if self.mask is None else self.mask[rows]
+        return replace(self, mask=mask, shape=(rows.stop - rows.start, self.shape[1]))
 
     def columns(self, width: int | None = None) -> Tensor:
         """[width]: numbers of the columns up to the last new token, those of this pass unless a cache has more."""
@@ -123,7 +133,11 @@ class Where:
 
 @dataclass
 class Pass:
-    """What one or more forward passes read and change; `stored[site][layer]` holds what was captured."""
+    """What one or more forward passes read and change; `stored[site][layer]` holds what was captured.
+
+    `slots`: for several sets of edits in one pass, which the batch holds one after the other, the set of each edit; a
+    set then sees its own `rows_a_slot` rows as if they were the whole batch.
+    """
 
     model: Model
     captures: list[Capture]
@@ -131,13 +145,15 @@ class Pass:
     grad: bool = False
     stored: dict[str, dict[int, Any]] = field(default_factory=dict)
     where: Where = field(default_factory=Where)
+    slots: list[int] | None = None
+    rows_a_slot: int = 0
 
     def __post_init__(self) -> None:
         anatomy = self.model.anatomy
         sizes = {name: getattr(anatomy, name) for name in ("n_layers", "n_heads", "n_kv_heads", "d_mlp")}
         self._reads: dict[tuple[str, int], list[Capture]] = {}
         self._blocks: dict[str, Tensor] = {}
-        self._changes: dict[tuple[str, int], list[tuple[Edit, Component, int]]] = {}
+        self._changes: dict[tuple[str, int], list[tuple[Edit, Component, int, int | None]]] = {}
         for capture in self.captures:
             if capture.site not in SITES:
                 raise UsageError(f"There is no site {capture.site!r} to capture.{nearest(capture.site, SITES)}")
@@ -151,13 +167,13 @@ class Pass:
                         f"Layer {layer} does not exist: this model has layers 0 to {anatomy.n_layers - 1}."
                     )
                 self._reads.setdefault((capture.site, layer), []).append(capture)
-        for edit in self.edits:
+        for edit, slot in zip(self.edits, self.slots or repeat(None, len(self.edits)), strict=True):
             if edit.source is not None:
                 raise UsageError(f"The edit '{edit}' still waits for its source; call resolve(model, edits) first.")
             check_edit(edit, sizes)
             for i, component in enumerate(edit.components):
                 for site in edit.sites(component):
-                    self._changes.setdefault((site, component.layer), []).append((edit, component, i))
+                    self._changes.setdefault((site, component.layer), []).append((edit, component, i, slot))
         if any(site == "neuron" for site, _ in {**self._reads, **self._changes}) and anatomy.blocks[0].down is None:
             raise NotApplicable(
                 "This model's MLPs are experts or absent; their neurons cannot be captured or edited yet."
@@ -195,33 +211,38 @@ class Pass:
             return x.clone()
         return block[layers.index(layer)].copy_(x)
 
-    def _apply(self, site: str, x: Tensor, changes: list[tuple[Edit, Component, int]]) -> Tensor:
-        x = x.clone()
-        for edit, component, i in changes:
+    def _apply(self, site: str, whole: Tensor, changes: list[tuple[Edit, Component, int, int | None]]) -> Tensor:
+        whole = whole.clone()
+        for edit, component, i, slot in changes:
+            x, where = whole, self.where
+            if slot is not None:
+                rows = slice(slot * self.rows_a_slot, (slot + 1) * self.rows_a_slot)
+                x, where = whole[rows], where.of(rows)
             if edit.op == "mask_edges":
-                self._mask(x, edit, component)
+                self._mask(x, edit, component, where)
                 continue
             # keys and values of a cache reach further back than this pass; the cache holds them unedited
-            chosen = self.where.select(edit, x.device, x.shape[1])
+            chosen = where.select(edit, x.device, x.shape[1])
             value = edit.value
             if isinstance(value, Tensor):
                 value = value[i if value.shape[0] > 1 else 0] if value.ndim >= edit.axes else value
                 value = value.to(x.device, x.dtype)
-                value = self.where.aligned(value, chosen) if edit.op in RECORDED else value
+                value = where.aligned(value, chosen) if edit.op in RECORDED else value
             index: tuple[Any, ...] = (..., component.index, slice(None)) if x.ndim == 4 else (...,)
             if site == "neuron":
                 index = (..., slice(component.index, component.index + 1))  # type: ignore[operator]
             unit = x[index].clone()  # autograd keeps it, and x changes under it
             x[index] = torch.where(chosen[..., None], _changed(edit, unit, value), unit)
-        return x
+        return whole
 
-    def _mask(self, scores: Tensor, edit: Edit, component: Component) -> None:
-        query = self.where.select(edit, scores.device)  # [batch, query]
-        from_index = self.where.index().to(scores.device)
-        to_index = self.where.index(scores.shape[-1]).to(scores.device)
+    @staticmethod
+    def _mask(scores: Tensor, edit: Edit, component: Component, where: Where) -> None:
+        query = where.select(edit, scores.device)  # [batch, query]
+        from_index = where.index().to(scores.device)
+        to_index = where.index(scores.shape[-1]).to(scores.device)
         for q, k in edit.edges:
             for number in (q, k):
-                self.where.check(number or 0, from_index)
+                where.check(number or 0, from_index)
             rows = query if q is None else query & (from_index == q)
             keys = torch.ones_like(to_index, dtype=torch.bool) if k is None else to_index == k
             hit = rows[:, :, None] & keys[:, None, :]

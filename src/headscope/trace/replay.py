@@ -1,40 +1,94 @@
-"""Run only the layers that an edit can change: those below it give back what they gave in the clean pass.
+"""Run only what an edit can change: the layers from the edited one on, and the positions from the edited one on.
 
-The model's own forward runs as always; only its lower layers answer from memory. So whatever stands around the layers
-(embeddings, masks, final norm, scaling of logits) is the model's own in every family.
+The model's own forward runs as always. Its lower layers answer with what they gave in a clean pass, and earlier
+positions stand in the key-value cache with their clean keys and values. So whatever stands around the layers
+(embeddings, masks, final norm, scaling of logits) is the model's own in every family. Several sets of edits go through
+one pass, one after the other along the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
+from headscope.model.discover import first_tensor
 from headscope.trace.edit import Edit
-from headscope.trace.run import prepare
+from headscope.trace.hooks import Pass
+from headscope.trace.run import arguments, narrowed, prepare
 
 
-def record(model: Model, inputs: Any) -> list[Any]:
-    """What each layer gives in a clean pass over `inputs`, as the layer gives it (a tensor or a tuple)."""
+@dataclass(eq=False)
+class Clean:
+    """What one clean pass gave.
+
+    `outputs`: of each layer, as the layer gives it (a tensor or a tuple). `keys`: of each layer keys and values
+    [batch, kv_head, pos, d_head], or None where the model cannot go on from them. `logits` [batch, m, vocab] at the
+    positions asked for.
+    """
+
+    tokens: Tensor
+    mask: Tensor | None
+    outputs: list[Any]
+    keys: list[tuple[Tensor, Tensor]] | None
+    logits: Tensor
+
+    @property
+    def pads(self) -> Tensor:
+        """[batch]: number of padding columns on the left."""
+        if self.mask is None:
+            return torch.zeros(len(self.tokens), dtype=torch.long)
+        return self.mask.long().argmax(1).cpu()
+
+
+@torch.no_grad()
+def record(model: Model, inputs: Any, positions: Tensor) -> Clean:
+    """A clean pass over `inputs` that keeps what edited passes start from; `positions` [batch, m] as in `trace`."""
+    tokens, mask, kwargs = prepare(model, inputs)
+    if tokens is None:
+        raise UsageError("Sweeps take Prompts or token ids [batch, pos].")
     outputs: list[Any] = []
     hooks = [
         part.block.register_forward_hook(lambda _, args, output: outputs.append(output))
         for part in model.anatomy.blocks
     ]
-    unembed = model.anatomy.parts.unembed
-    if unembed is not None:  # no logits are wanted here
-        hooks.append(unembed.register_forward_pre_hook(lambda _, args: (args[0][:, :0],)))
+    name = _cache_name(model) if model.is_causal else None
+    if name is not None:
+        from transformers.cache_utils import DynamicCache
+
+        # without a configuration it keeps every position, also of layers that look back through a window only
+        kwargs = {**kwargs, name: DynamicCache(), "use_cache": True}
     try:
-        with torch.no_grad():
-            model.hf(**prepare(model, inputs)[2])
+        with narrowed(model, mask, positions):
+            output = model.hf(**kwargs)
     finally:
         for hook in hooks:
             hook.remove()
-    return outputs
+    if getattr(output, "logits", None) is None:
+        raise NotApplicable(f"{model.name} gives no logits; sweeps need a language-model head.")
+    padded = None if mask is None or bool(mask.all()) else mask
+    keys = None if name is None else _keys(kwargs[name], tokens.shape[1], len(outputs))
+    return Clean(tokens, padded, outputs, keys, output.logits)  # type: ignore[arg-type]
+
+
+def _cache_name(model: Model) -> str | None:
+    return next((name for name in ("past_key_values", "cache") if name in arguments(model)), None)
+
+
+def _keys(cache: Any, width: int, n_layers: int) -> list[tuple[Tensor, Tensor]] | None:
+    """The cache's tensors, or None where it does not hold every position of every layer."""
+    layers = getattr(cache, "layers", None)
+    if layers is None or len(layers) != n_layers:
+        return None
+    found = [(layer.keys, layer.values) for layer in layers]
+    whole = all(isinstance(k, Tensor) and k.ndim == 4 and k.shape[2] == width for k, _ in found)
+    return found if whole else None
 
 
 def first_layer(model: Model, edits: Iterable[Edit]) -> int:
@@ -42,26 +96,95 @@ def first_layer(model: Model, edits: Iterable[Edit]) -> int:
     return min((c.layer for edit in edits for c in edit.components), default=model.anatomy.n_layers)
 
 
-@contextmanager
-def skipping(model: Model, recorded: list[Any], below: int) -> Iterator[None]:
-    """While the block runs, layers under `below` answer from memory; each instance is restored on exit.
+def first_column(clean: Clean, edits: Iterable[Edit]) -> int:
+    """The first column of the batch that the edits touch, 0 where they touch all."""
+    width = clean.tokens.shape[1]
+    columns = [width - 1]
+    for edit in edits:
+        if not isinstance(edit.positions, tuple):
+            return 0
+        pads = clean.pads[list(edit.rows)] if edit.rows is not None else clean.pads
+        columns.append(min(edit.positions) + int(pads.min()))
+    return min(columns)
 
-    Only for the inputs that were recorded, and for edits in layers from `below` on.
+
+def check_sets(clean: Clean, sets: Iterable[list[Edit]]) -> None:
+    """Raise UsageError for positions and rows that the prompts do not have, as a plain pass would."""
+    length = clean.tokens.shape[1] - int(clean.pads.min())
+    for edit in (edit for edits in sets for edit in edits):
+        if isinstance(edit.positions, tuple) and max(edit.positions) >= length:
+            raise UsageError(f"Position {max(edit.positions)} does not exist: the longest prompt has {length} tokens.")
+        if edit.rows is not None and max(edit.rows) >= len(clean.tokens):
+            raise UsageError(f"Row {max(edit.rows)} does not exist: the batch has {len(clean.tokens)} rows.")
+
+
+@torch.no_grad()
+def run_sets(
+    model: Model, clean: Clean, sets: list[list[Edit]], positions: Tensor, *, below: int, column: int
+) -> Tensor:
+    """Logits [set, batch, m, vocab] at `positions` under each set of edits, in one pass.
+
+    Layers under `below` and columns before `column` are taken from the clean pass: no edit may touch them, and no
+    position may stand before `column`.
     """
+    copies, batch = len(sets), len(clean.tokens)
+    if clean.keys is None:
+        column = 0
+    working = Pass(
+        model, [], [edit for edits in sets for edit in edits],
+        slots=[i for i, edits in enumerate(sets) for _ in edits], rows_a_slot=batch,
+    )  # fmt: skip
+    working.where.replayed = clean.tokens.shape[1]
+    kwargs: dict[str, Any] = {"input_ids": _tile(clean.tokens[:, column:], copies)}
+    if clean.mask is not None:
+        counted = (clean.mask.long().cumsum(1) - 1).clamp(min=0)
+        kwargs["attention_mask"] = _tile(clean.mask.long(), copies)
+        if model.is_causal and "position_ids" in arguments(model):
+            kwargs["position_ids"] = _tile(counted[:, column:], copies)
+    if "use_cache" in arguments(model):
+        kwargs["use_cache"] = column > 0
+    if column:
+        kwargs[str(_cache_name(model))] = _cache(clean, below, column, copies)
+    at = _tile(positions.to(clean.tokens.device) - column, copies)
+    with working.installed(), _skipping(model, clean, below, column, copies), narrowed(model, None, at):
+        logits = model.hf(**kwargs).logits
+    return logits.unflatten(0, (copies, batch))
+
+
+def _tile(x: Tensor, copies: int) -> Tensor:
+    return x.repeat(copies, *([1] * (x.ndim - 1)))
+
+
+def _cache(clean: Clean, below: int, column: int, copies: int) -> Any:
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    cache = DynamicCache()
+    for i, (keys, values) in enumerate(clean.keys or ()):
+        layer: Any = DynamicLayer()
+        # layers that are skipped are only asked for their length
+        k, v = (x[:, :, :column] if i < below else _tile(x[:, :, :column], copies) for x in (keys, values))
+        layer.keys, layer.values, layer.is_initialized = k, v, True
+        layer.dtype, layer.device = k.dtype, k.device
+        cache.layers.append(layer)
+    return cache
+
+
+@contextmanager
+def _skipping(model: Model, clean: Clean, below: int, column: int, copies: int) -> Iterator[None]:
+    """While the block runs, layers under `below` answer from memory; each instance is restored on exit."""
     blocks = [part.block for part in model.anatomy.blocks[:below]]
     before = [block.__dict__.get("forward") for block in blocks]
     try:
-        for block, output in zip(blocks, recorded, strict=False):
-            block.forward = lambda *args, _output=output, **kwargs: _fresh(_output)
+        for i, (block, output) in enumerate(zip(blocks, clean.outputs, strict=False)):
+            # only the last one's answer is read by a layer that runs; a copy, as that layer may work in place on it
+            hidden = first_tensor(output)[:, column:]
+            answer = _tile(hidden, copies) if i == below - 1 else hidden
+            whole = answer if isinstance(output, Tensor) else (answer, *output[1:])
+            block.forward = lambda *args, _whole=whole, **kwargs: _whole
         yield
     finally:
         for block, old in zip(blocks, before, strict=True):
             if old is None:
-                del block.__dict__["forward"]
+                block.__dict__.pop("forward", None)
             else:
                 block.forward = old
-
-
-def _fresh(output: Any) -> Any:
-    """A copy, so that a layer that works in place on its input leaves the memory as it was."""
-    return output.clone() if isinstance(output, Tensor) else (output[0].clone(), *output[1:])

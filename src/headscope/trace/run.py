@@ -69,7 +69,7 @@ def trace(
     tokens, mask, kwargs = prepare(model, inputs)
     edits = resolve(model, edits)
     working = Pass(model, captures, edits, grad)
-    with working.installed(), torch.set_grad_enabled(grad), _positions(model, mask, logits):
+    with working.installed(), torch.set_grad_enabled(grad), narrowed(model, mask, logits):
         output = model.hf(**kwargs)
     found = getattr(output, "logits", None)
     return Run(working.stored, found if logits is not None else None, tokens, mask)
@@ -101,21 +101,22 @@ def prepare(model: Model, inputs: Any) -> tuple[Tensor | None, Tensor | None, di
     kwargs: dict[str, Any] = {"input_ids": tokens}
     if not bool(mask.all()):
         kwargs["attention_mask"] = mask.long()
-        if model.is_causal and "position_ids" in _arguments(model):
+        if model.is_causal and "position_ids" in arguments(model):
             kwargs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
-    if "use_cache" in _arguments(model):
+    if "use_cache" in arguments(model):
         kwargs["use_cache"] = False
     return tokens, mask, kwargs
 
 
-def _arguments(model: Model) -> set[str]:
+def arguments(model: Model) -> set[str]:
+    """What the Hugging Face model's forward takes."""
     import inspect
 
     return set(inspect.signature(model.hf.forward).parameters)
 
 
 @contextmanager
-def _positions(model: Model, mask: Tensor | None, logits: str | Tensor | None) -> Iterator[None]:
+def narrowed(model: Model, mask: Tensor | None, logits: str | Tensor | None) -> Iterator[None]:
     """Let the unembedding see only the positions asked for: it is a fifth of a small model's work."""
     unembed = model.anatomy.parts.unembed
     if not (logits is None or isinstance(logits, Tensor) or logits in ("all", "last")):
