@@ -133,11 +133,11 @@ def test_a_plan_fills_chunks_and_says_what_they_cost(tiny: Model) -> None:
     prompts = _prompts(tiny, False)
     clean = record(tiny, prompts, prompts.positions)
     sets = [[hs.zero(head)] for head in tiny.heads()] + [[hs.zero("L1H0", positions=6)], [hs.zero("L2H0", positions=8)]]
-    plan = make_plan(tiny, clean, sets, WIDTH - 2, 2, chunk_tokens=2 * BATCH * WIDTH)
+    plan = make_plan(tiny, clean, sets, prompts.positions, chunk_tokens=2 * BATCH * WIDTH)
     assert sorted(i for chunk in plan.chunks for i in chunk.sets) == list(range(len(sets)))
     for chunk in plan.chunks:
         layers = [tiny.heads()[i].layer if i < 12 else i - 11 for i in chunk.sets]
-        assert chunk.below == min(layers)
+        assert list(chunk.layers) == layers == sorted(layers)
         assert chunk.column == {12: 6, 13: 7}.get(chunk.sets[0], 0)  # scored positions start at 7
         assert len(chunk.sets) <= 2
     whole, last = BATCH * WIDTH, BATCH * 3

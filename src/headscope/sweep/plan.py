@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+
+from torch import Tensor
 
 from headscope.model import Model
 from headscope.trace import Edit
@@ -11,18 +14,17 @@ from headscope.trace.replay import Clean, first_column, first_layer
 
 #: chunks grow to about this many tokens: enough for a matrix product to run at full speed, little enough to fit caches
 CHUNK_TOKENS = 2048
-#: until a chunk has this many tokens, it takes in edits of the next layer, though it then runs a layer more for them
-MERGE_TOKENS = 512
 #: bytes that the logits of a chunk may take
 LOGITS_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Sets of edits (by their place in the plan) that run in one pass from layer `below` and column `column` on."""
+    """Sets of edits (by their place in the plan) that go through one pass, each from its own of the ascending `layers`
+    on, all from `column` on."""
 
     sets: tuple[int, ...]
-    below: int
+    layers: tuple[int, ...]
     column: int
 
 
@@ -36,41 +38,25 @@ class Plan:
 
 
 def make_plan(
-    model: Model, clean: Clean, sets: Sequence[list[Edit]], first_position: int, n_positions: int,
-    *, chunk_tokens: int = CHUNK_TOKENS,
-) -> Plan:  # fmt: skip
-    """Chunks for `sets`, every one of which may touch columns from its own first on; logits are wanted at `n_positions`
-    columns, the first of which is `first_position`.
-    """
+    model: Model, clean: Clean, sets: Sequence[list[Edit]], positions: Tensor, *, chunk_tokens: int = CHUNK_TOKENS
+) -> Plan:
+    """Chunks for `sets`; logits are wanted at the columns `positions` [batch, m]."""
     batch, width = clean.tokens.shape
     n_layers = model.anatomy.n_layers
+    scored = int(positions.min())
+    row_bytes = batch * positions.shape[1] * model.n_vocab * model.dtype.itemsize
+    most = max(1, LOGITS_BYTES // row_bytes)
 
     def key(i: int) -> tuple[int, int, int]:
-        column = min(first_column(clean, sets[i]), first_position) if clean.keys is not None else 0
+        column = min(first_column(clean, sets[i]), scored) if clean.keys is not None else 0
         return column, first_layer(model, sets[i]), i
 
-    row_bytes = batch * n_positions * model.n_vocab * model.dtype.itemsize
-    most = max(1, LOGITS_BYTES // row_bytes)
     chunks: list[Chunk] = []
-    current: list[int] = []
-    work = 0
-
-    def close(column: int, below: int) -> None:
-        nonlocal work
-        chunks.append(Chunk(tuple(current), below, column))
-        work += len(current) * batch * (width - column) * (n_layers - below)
-        current.clear()
-
-    at = (0, 0)
-    for column, layer, i in sorted(map(key, range(len(sets)))):
-        tokens = batch * (width - column)
-        full = len(current) >= most or (len(current) + 1) * tokens > chunk_tokens
-        apart = column != at[0] or (layer != at[1] and len(current) * tokens >= MERGE_TOKENS)
-        if current and (full or apart):
-            close(*at)
-        if not current:
-            at = (column, layer)
-        current.append(i)
-    if current:
-        close(*at)
+    for column, found in groupby(sorted(map(key, range(len(sets)))), lambda k: k[0]):
+        ordered = list(found)
+        size = max(1, min(most, chunk_tokens // (batch * (width - column))))
+        for start in range(0, len(ordered), size):
+            part = ordered[start : start + size]
+            chunks.append(Chunk(tuple(i for _, _, i in part), tuple(layer for _, layer, _ in part), column))
+    work = sum(batch * (width - c.column) * (n_layers - layer) for c in chunks for layer in c.layers)
     return Plan(tuple(chunks), work, len(sets) * batch * width * n_layers)

@@ -78,12 +78,12 @@ def sweep(
     sets = [resolve(model, chosen) for chosen in sets]
     before = record(model, prompts, positions)
     check_sets(before, sets)
-    plan = make_plan(model, before, sets, int(positions.min()), positions.shape[1])
+    plan = make_plan(model, before, sets, positions)
     rows: list[Tensor | None] = [None] * len(sets)
     done = 0
     for chunk in plan.chunks:
         chosen = [sets[i] for i in chunk.sets]
-        logits = run_sets(model, before, chosen, positions, below=chunk.below, column=chunk.column)
+        logits = run_sets(model, before, chosen, positions, layers=list(chunk.layers), column=chunk.column)
         for i, found in zip(chunk.sets, logits, strict=True):
             rows[i] = measure(metric, found, prompts, before.logits)
         done += len(chunk.sets)

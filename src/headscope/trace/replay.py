@@ -1,13 +1,14 @@
 """Run only what an edit can change: the layers from the edited one on, and the positions from the edited one on.
 
-The model's own forward runs as always. Its lower layers answer with what they gave in a clean pass, and earlier
-positions stand in the key-value cache with their clean keys and values. So whatever stands around the layers
-(embeddings, masks, final norm, scaling of logits) is the model's own in every family. Several sets of edits go through
-one pass, one after the other along the batch.
+The model's own forward runs as always. Many sets of edits go through one pass, one after the other along the batch; a
+set joins at the first layer that it touches, with what the layer below gave in a clean pass, and earlier positions stand
+in the key-value cache with their clean keys and values. So whatever stands around the layers (embeddings, masks, final
+norm, scaling of logits) is the model's own in every family.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def record(model: Model, inputs: Any, positions: Tensor) -> Clean:
         raise NotApplicable(f"{model.name} gives no logits; sweeps need a language-model head.")
     padded = None if mask is None or bool(mask.all()) else mask
     keys = None if name is None else _keys(kwargs[name], tokens.shape[1], len(outputs))
-    return Clean(tokens, padded, outputs, keys, output.logits)  # type: ignore[arg-type]
+    return Clean(tokens, padded, outputs, keys, output.logits)
 
 
 def _cache_name(model: Model) -> str | None:
@@ -120,12 +121,12 @@ def check_sets(clean: Clean, sets: Iterable[list[Edit]]) -> None:
 
 @torch.no_grad()
 def run_sets(
-    model: Model, clean: Clean, sets: list[list[Edit]], positions: Tensor, *, below: int, column: int
+    model: Model, clean: Clean, sets: list[list[Edit]], positions: Tensor, *, layers: list[int], column: int
 ) -> Tensor:
     """Logits [set, batch, m, vocab] at `positions` under each set of edits, in one pass.
 
-    Layers under `below` and columns before `column` are taken from the clean pass: no edit may touch them, and no
-    position may stand before `column`.
+    `layers`: the first layer that each set touches, in ascending order; a set joins the batch there. Columns before
+    `column` are taken from the clean pass: no edit may touch them, and no position may stand before it.
     """
     copies, batch = len(sets), len(clean.tokens)
     if clean.keys is None:
@@ -143,10 +144,12 @@ def run_sets(
             kwargs["position_ids"] = _tile(counted[:, column:], copies)
     if "use_cache" in arguments(model):
         kwargs["use_cache"] = column > 0
+    # sets that take part in each layer, and after the last one
+    joined = [bisect_right(layers, i) for i in range(model.anatomy.n_layers + 1)]
     if column:
-        kwargs[str(_cache_name(model))] = _cache(clean, below, column, copies)
+        kwargs[str(_cache_name(model))] = _cache(clean, column, joined)
     at = _tile(positions.to(clean.tokens.device) - column, copies)
-    with working.installed(), _skipping(model, clean, below, column, copies), narrowed(model, None, at):
+    with working.installed(), _joining(model, clean, working, column, joined), narrowed(model, None, at):
         logits = model.hf(**kwargs).logits
     return logits.unflatten(0, (copies, batch))
 
@@ -155,14 +158,14 @@ def _tile(x: Tensor, copies: int) -> Tensor:
     return x.repeat(copies, *([1] * (x.ndim - 1)))
 
 
-def _cache(clean: Clean, below: int, column: int, copies: int) -> Any:
+def _cache(clean: Clean, column: int, joined: list[int]) -> Any:
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
     cache = DynamicCache()
-    for i, (keys, values) in enumerate(clean.keys or ()):
+    for (keys, values), copies in zip(clean.keys or (), joined, strict=False):
         layer: Any = DynamicLayer()
-        # layers that are skipped are only asked for their length
-        k, v = (x[:, :, :column] if i < below else _tile(x[:, :, :column], copies) for x in (keys, values))
+        # layers in which no set takes part are only asked for their length
+        k, v = (x[:, :, :column] if copies == 0 else _tile(x[:, :, :column], copies) for x in (keys, values))
         layer.keys, layer.values, layer.is_initialized = k, v, True
         layer.dtype, layer.device = k.dtype, k.device
         cache.layers.append(layer)
@@ -170,17 +173,14 @@ def _cache(clean: Clean, below: int, column: int, copies: int) -> Any:
 
 
 @contextmanager
-def _skipping(model: Model, clean: Clean, below: int, column: int, copies: int) -> Iterator[None]:
-    """While the block runs, layers under `below` answer from memory; each instance is restored on exit."""
-    blocks = [part.block for part in model.anatomy.blocks[:below]]
+def _joining(model: Model, clean: Clean, working: Pass, column: int, joined: list[int]) -> Iterator[None]:
+    """While the block runs, every layer computes the sets that have joined, and lets in those that join after it with
+    what it gave them in the clean pass; each instance is restored on exit."""
+    blocks = [part.block for part in model.anatomy.blocks]
     before = [block.__dict__.get("forward") for block in blocks]
     try:
-        for i, (block, output) in enumerate(zip(blocks, clean.outputs, strict=False)):
-            # only the last one's answer is read by a layer that runs; a copy, as that layer may work in place on it
-            hidden = first_tensor(output)[:, column:]
-            answer = _tile(hidden, copies) if i == below - 1 else hidden
-            whole = answer if isinstance(output, Tensor) else (answer, *output[1:])
-            block.forward = lambda *args, _whole=whole, **kwargs: _whole
+        for i, block in enumerate(blocks):
+            block.forward = _partial(block.forward, working, clean.outputs[i], column, joined[i], joined[i + 1])
         yield
     finally:
         for block, old in zip(blocks, before, strict=True):
@@ -188,3 +188,38 @@ def _skipping(model: Model, clean: Clean, below: int, column: int, copies: int) 
                 block.__dict__.pop("forward", None)
             else:
                 block.forward = old
+
+
+def _partial(forward: Any, working: Pass, output: Any, column: int, now: int, then: int) -> Any:
+    """A layer's forward for the first `now` sets of the batch; `then` of them go on."""
+    batch = working.rows_a_slot
+    recorded = first_tensor(output)[:, column:]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        total, rows = hidden.shape[0], now * batch
+        whole = working.where.shape
+        made, rest = hidden, output[1:] if isinstance(output, tuple) else ()
+        if now:
+            working.where.shape = (rows, whole[1])
+            given = [_rows(x, rows, total) for x in args], {k: _rows(x, rows, total) for k, x in kwargs.items()}
+            found = forward(*given[0], **given[1])
+            working.where.shape = whole
+            if rows == total:
+                return found
+            made, rest = first_tensor(found), found[1:] if isinstance(found, tuple) else ()
+        full = recorded.new_empty((total, *recorded.shape[1:]))
+        full[:rows] = made[:rows]
+        full[rows : then * batch] = _tile(recorded, then - now)
+        return (full, *rest) if isinstance(output, tuple) else full
+
+    return run
+
+
+def _rows(x: Any, rows: int, total: int) -> Any:
+    """The part of an argument that belongs to the first rows of the batch; heads may be folded into its first axis."""
+    if isinstance(x, tuple):
+        return tuple(_rows(item, rows, total) for item in x)
+    if isinstance(x, Tensor) and x.ndim > 1 and x.shape[0] > 1 and x.shape[0] % total == 0:
+        return x[: rows * (x.shape[0] // total)]
+    return x
