@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
 from typing import Any
 
 import pytest
@@ -147,11 +147,10 @@ def test_a_plan_fills_chunks_and_says_what_they_cost(tiny: Model) -> None:
 
 @pytest.mark.parametrize("chunk_tokens", [1, 60, 10_000])
 def test_chunks_of_any_size_give_the_same(tiny: Model, monkeypatch: pytest.MonkeyPatch, chunk_tokens: int) -> None:
-    module = sys.modules["headscope.sweep.sweep"]  # whose name in the package is the function's
     prompts = _prompts(tiny, True)
     edits = _edits(tiny, prompts, causal=True)
     wanted = hs.sweep(tiny, prompts, edits, "loss").values
-    monkeypatch.setattr(module, "make_plan", lambda *args: make_plan(*args, chunk_tokens=chunk_tokens))
+    monkeypatch.setattr(importlib.import_module("headscope.sweep.job"), "affordable_tokens", lambda *_: chunk_tokens)
     torch.testing.assert_close(hs.sweep(tiny, prompts, edits, "loss").values, wanted, rtol=1e-10, atol=1e-10)
 
 

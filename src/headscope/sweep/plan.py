@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from headscope.model import Model
@@ -60,3 +62,24 @@ def make_plan(
             chunks.append(Chunk(tuple(i for _, _, i in part), tuple(layer for _, layer, _ in part), column))
     work = sum(batch * (width - c.column) * (n_layers - layer) for c in chunks for layer in c.layers)
     return Plan(tuple(chunks), work, len(sets) * batch * width * n_layers)
+
+
+def affordable_tokens(model: Model, clean: Clean) -> int:
+    """Tokens that a chunk may have here: CHUNK_TOKENS, or fewer where a quarter of the free memory holds no more."""
+    a, size = model.anatomy, model.dtype.itemsize
+    width = clean.tokens.shape[1]
+    # one layer at a time: a few copies of the stream and of the neurons, scores of all heads, and every layer's keys
+    each = size * (12 * a.d_model + 6 * a.d_mlp + 3 * a.n_heads * width)
+    each += size * 4 * a.n_layers * a.n_kv_heads * a.d_head
+    return max(1, min(CHUNK_TOKENS, free_bytes(model.device) // 4 // each))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be had on a device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # elsewhere than on Linux: what a small machine has
+        return 4 * 2**30

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from headscope.core.component import Component
-from headscope.core.errors import UsageError
+from headscope.core.errors import UsageError, nearest
 from headscope.core.scores import make
 from headscope.model import Model
+from headscope.sweep.folder import RunFolder
+from headscope.sweep.job import Job, check_metric
 from headscope.sweep.metrics import Metric, measure
-from headscope.sweep.plan import make_plan
+from headscope.sweep.plan import Chunk
 from headscope.trace import Edit, resolve, trace
-from headscope.trace.replay import check_sets, record, run_sets
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -52,47 +54,80 @@ def sweep(
     edits: EachHead | Edit | Iterable[Edit | Iterable[Edit]],
     metric: Metric | None = None,
     *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    engine: str = "local",
     progress: Callable[[int, int], None] | None = None,
 ) -> xr.DataArray:
     """The metric under each edit (or set of edits): dims (edit, prompt), coordinate `edit` in words.
 
     `prompts`: Prompts of a task, or token ids [batch, pos] with a metric that is a function of the logits at the last
-    position. `metric` defaults to the task's. `progress(done, total)` is called after every chunk of edits.
+    position. `metric` defaults to the task's. `out`: a folder that finished chunks are written to, so that a sweep that
+    was stopped goes on with `resume=True` and gives the same values. `engine`: local, or ray. `progress(done, total)` is
+    called after every chunk of edits.
 
     The values are those of one pass an edit, but layers below the edited one and positions before it are run once, and
-    edits go through a pass together (see `plan`). Raises UsageError for what is no edit or no metric.
+    edits go through a pass together (see `plan`). Raises UsageError for what is no edit, no metric or no engine.
     """
+    job = make_job(model, prompts, edits, metric)
+    folder = None if out is None else RunFolder(out)
+    plan = job.plan() if folder is None else folder.begin(job, resume=resume)
+    n_prompts = len(job.positions)
+    values = torch.full((len(job.sets), n_prompts), float("nan"), dtype=torch.float64)
+    todo = []
+    done = 0
+    for number, chunk in enumerate(plan.chunks):
+        kept = None if folder is None else folder.read(number, (len(chunk.sets), n_prompts))
+        if kept is None:
+            todo.append((number, chunk))
+        else:
+            values[list(chunk.sets)] = kept
+            done += len(chunk.sets)
+    for number, found in _results(job, todo, engine):
+        chunk = plan.chunks[number]
+        if folder is not None:
+            folder.write(number, found)
+        values[list(chunk.sets)] = found
+        done += len(chunk.sets)
+        if progress is not None:
+            progress(done, len(job.sets))
+    if folder is not None:
+        folder.finish(job, values)
+    name = job.metric if isinstance(job.metric, str) else getattr(job.metric, "__name__", "a function")
+    return make(values, ("edit", "prompt"), metric=name).assign_coords(edit=job.names)
+
+
+def make_job(
+    model: Model,
+    prompts: Prompts | Tensor,
+    edits: EachHead | Edit | Iterable[Edit | Iterable[Edit]],
+    metric: Metric | None = None,
+) -> Job:
+    """What `sweep` would run, as data; `job.plan()` says what it costs."""
     if isinstance(edits, EachHead):
         edits = edits.of(model)
     sets = [_set(item) for item in ([edits] if isinstance(edits, Edit) else edits)]
     if not sets:
         raise UsageError("sweep was given no edits.")
+    metric = check_metric(metric, prompts)
     if isinstance(prompts, Tensor):
-        if not callable(metric):
-            raise UsageError("Token ids alone have no targets; give a metric that is a function of the logits.")
-        tokens, _ = model.tokens(prompts)
-        positions = torch.full((len(tokens), 1), tokens.shape[1] - 1)
+        prompts, _ = model.tokens(prompts)
+        positions = torch.full((len(prompts), 1), prompts.shape[1] - 1)
     else:
         positions = prompts.positions
-        metric = metric or prompts.metric
-    sets = [resolve(model, chosen) for chosen in sets]
-    before = record(model, prompts, positions)
-    check_sets(before, sets)
-    plan = make_plan(model, before, sets, positions)
-    rows: list[Tensor | None] = [None] * len(sets)
-    done = 0
-    for chunk in plan.chunks:
-        chosen = [sets[i] for i in chunk.sets]
-        logits = run_sets(model, before, chosen, positions, layers=list(chunk.layers), column=chunk.column)
-        for i, found in zip(chunk.sets, logits, strict=True):
-            rows[i] = measure(metric, found, prompts, before.logits)
-        done += len(chunk.sets)
-        if progress is not None:
-            progress(done, len(sets))
-    names = [" + ".join(map(str, chosen)) or "clean" for chosen in sets]
-    name = metric if isinstance(metric, str) else getattr(metric, "__name__", None) or getattr(prompts, "metric", "")
-    result = make(torch.stack(rows), ("edit", "prompt"), metric=str(name))  # type: ignore[arg-type]
-    return result.assign_coords(edit=names)
+    return Job(model, prompts, positions, [resolve(model, chosen) for chosen in sets], metric)
+
+
+def _results(job: Job, todo: list[tuple[int, Chunk]], engine: str) -> Iterator[tuple[int, Tensor]]:
+    if engine == "local":
+        for number, chunk in todo:
+            yield number, job.run(chunk)
+    elif engine == "ray":
+        from headscope.sweep.ray_engine import run_chunks
+
+        yield from run_chunks(job, todo) if todo else ()
+    else:
+        raise UsageError(f"There is no engine {engine!r}.{nearest(engine, ['local', 'ray'])}")
 
 
 def _set(item: Edit | Iterable[Edit]) -> list[Edit]:
