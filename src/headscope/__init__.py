@@ -22,6 +22,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "add": ("headscope.trace", "add"),
     "agree": ("headscope.core.scores", "agree"),
     "attribute": ("headscope.methods.run", "attribute"),
+    "attribution_patching": ("headscope.sweep", "attribution_patching"),
     "check": ("headscope.methods.run", "check"),
     "compress": ("headscope.compress", None),
     "compare": ("headscope.atlas", "compare"),
@@ -35,6 +36,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "intervene": ("headscope.methods.run", "intervene"),
     "mean": ("headscope.trace", "mean"),
     "patch": ("headscope.trace", "patch"),
+    "patching": ("headscope.sweep", "patching"),
     "plan": ("headscope.methods.run", "plan"),
     "project_out": ("headscope.trace", "project_out"),
     "rank": ("headscope.core.scores", "rank"),
@@ -88,7 +90,7 @@ if TYPE_CHECKING:
     from headscope.core.scores import agree, rank, top
     from headscope.methods.run import attribute, check, intervene, plan, score
     from headscope.scan import scan
-    from headscope.sweep import each_head, sweep
+    from headscope.sweep import attribution_patching, each_head, patching, sweep
     from headscope.trace import (
         Capture,
         add,

@@ -1,6 +1,20 @@
 """Many edits over the same prompts, one row an edit, the per-prompt values kept."""
 
 from headscope.sweep.metrics import METRICS, measure
-from headscope.sweep.sweep import EachHead, clean, each_head, sweep
+from headscope.sweep.patching import OVER, Patching, attribution_patching, components_over, patching
+from headscope.sweep.sweep import EachHead, clean, each_head, make_job, sweep
 
-__all__ = ["METRICS", "EachHead", "clean", "each_head", "measure", "sweep"]
+__all__ = [
+    "METRICS",
+    "OVER",
+    "EachHead",
+    "Patching",
+    "attribution_patching",
+    "clean",
+    "components_over",
+    "each_head",
+    "make_job",
+    "measure",
+    "patching",
+    "sweep",
+]

@@ -45,7 +45,7 @@ def each_head(edit: Callable[[Component], Edit]) -> EachHead:
 def clean(model: Model, prompts: Prompts, metric: Metric | None = None) -> Tensor:
     """[prompt] values of the metric without any edit."""
     run = trace(model, prompts, logits=prompts.positions)
-    return measure(metric or prompts.metric, run.logits, prompts).detach()  # type: ignore[arg-type]
+    return measure(metric or prompts.metric, run.logits, prompts).detach()
 
 
 def sweep(

@@ -25,7 +25,7 @@ class Run:
     """
 
     stored: dict[str, dict[int, Any]]
-    logits: Tensor | None
+    logits: Any  # a Tensor, or None where no logits were asked for
     tokens: Tensor | None
     mask: Tensor | None
 

@@ -146,7 +146,7 @@ class SixteenHeads(CompressMethod):
 def importance(model: Model, prompts: Prompts, edits: list[Edit] | None = None) -> Tensor:
     """[layer, head]: mean over prompts of |∂L/∂ξ|, each layer normalised to length 1."""
     run = trace(model, prompts, ["z"], edits or [], logits=prompts.positions, grad=True)
-    loss = measure("loss", run.logits, prompts)  # type: ignore[arg-type]
+    loss = measure("loss", run.logits, prompts)
     kept = [run["z", layer] for layer in range(model.anatomy.n_layers)]
     gradients = torch.autograd.grad(loss.sum(), kept)
     raw = torch.stack([(z * g).sum((1, 3)).abs().mean(0) for z, g in zip(kept, gradients, strict=True)]).detach()

@@ -68,7 +68,7 @@ class RetrievalHead(ScoreMethod):
             return looked == needle[:, None]
 
         run = trace(model, prompts, Capture("pattern", reduce=hits), logits=prompts.positions)
-        logits: torch.Tensor = run.logits  # type: ignore[assignment]
+        logits: torch.Tensor = run.logits
         solved = (logits[:, 0].argmax(-1).cpu() == prompts.target[:, 0].cpu()).nonzero()[:, 0]
         if len(solved) < 3:
             raise NotApplicable(

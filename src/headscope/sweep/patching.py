@@ -1,0 +1,181 @@
+"""Activation patching between clean prompts and their corrupted twins, and its cheap estimate by one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from headscope.core.component import Component
+from headscope.core.errors import NotApplicable, UsageError, nearest
+from headscope.core.scores import make
+from headscope.model import Model
+from headscope.sweep.metrics import Metric, measure
+from headscope.sweep.sweep import clean, sweep
+from headscope.trace import Capture, Edit, patch, resolve, trace
+from headscope.trace.edit import SITE
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from headscope.tasks import Prompts
+
+#: what a sweep goes over: name → (dims of the units, components of a model in that order)
+OVER: dict[str, tuple[tuple[str, ...], Callable[[Model], list[Component]]]] = {
+    "heads": (("layer", "head"), lambda m: m.heads()),
+    "kv-heads": (("layer", "kv_head"), lambda m: _each(m, "kv_head", m.anatomy.n_kv_heads)),
+    "neurons": (("layer", "neuron"), lambda m: _each(m, "neuron", m.anatomy.d_mlp)),
+    "attn": (("layer",), lambda m: _each(m, "attn")),
+    "mlp": (("layer",), lambda m: _each(m, "mlp")),
+    "resid": (("layer",), lambda m: _each(m, "resid")),
+    "layers": (("layer",), lambda m: _each(m, "layer")),
+}
+#: pairs whose metric differs by less than this between clean and corrupted say nothing and are left out
+FLOOR = 1e-3
+
+
+def _each(model: Model, kind: Any, n: int | None = None) -> list[Component]:
+    layers = range(model.anatomy.n_layers)
+    return [Component("", layer, kind, i) for layer in layers for i in (range(n) if n is not None else (None,))]
+
+
+def components_over(model: Model, over: str) -> list[Component]:
+    """All components of a kind: heads, kv-heads, neurons, attn, mlp, resid or layers. Raises UsageError for another."""
+    if over not in OVER:
+        raise UsageError(f"There is nothing called {over!r} to go over.{nearest(over, OVER)}")
+    return OVER[over][1](model)
+
+
+@dataclass(frozen=True, eq=False)
+class Patching:
+    """`effect`: dims (layer, head, …) and position where asked for: 0 changes nothing, 1 is the whole difference between
+    the two prompts (a ratio of means over the pairs; it may leave 0..1). `clean`, `corrupt`: the metric's mean there.
+    `used`: the share of pairs whose metric differs at all.
+    """
+
+    effect: xr.DataArray
+    clean: float
+    corrupt: float
+    used: float
+
+
+def patching(
+    model: Model,
+    prompts: Prompts,
+    over: str = "heads",
+    *,
+    positions: str = "all",
+    direction: str = "denoise",
+    metric: Metric | None = None,
+    **options: Any,
+) -> Patching:
+    """Exchange each component's value between clean prompts and their corrupted twins, at all positions together, at
+    each one (`positions="each"`) or at the last.
+
+    denoise: corrupted prompts with the clean value, (m_patched - m_corrupt) / (m_clean - m_corrupt): is it enough?
+    noise: clean prompts with the corrupted value, (m_clean - m_patched) / (m_clean - m_corrupt): is it needed?
+    Options are those of `sweep`: out, resume, engine, progress. Heimersheim & Nanda 2024.
+
+    Raises UsageError for a task without corrupted twins, NotApplicable where clean and corrupted do not differ.
+    """
+    twin = corrupted(prompts)
+    base, source = (twin, prompts) if direction == "denoise" else (prompts, twin)
+    edits = patches(model, base, source, over, positions, direction)
+    metric = metric or prompts.metric
+    good, bad = (clean(model, p, metric).double().cpu().numpy() for p in (prompts, twin))
+    used = abs(good - bad) > FLOOR
+    if not used.any():
+        raise NotApplicable(
+            "The metric is the same on the clean and the corrupted prompts, so there is nothing to explain."
+        )
+    values = sweep(model, base, edits, metric, **options).values[:, used].mean(1)
+    top, low = good[used].mean(), bad[used].mean()
+    effect = (values - low if direction == "denoise" else top - values) / (top - low)
+    return Patching(_shaped(model, effect, over, positions, prompts), float(top), float(low), float(used.mean()))
+
+
+def attribution_patching(
+    model: Model, prompts: Prompts, over: str = "heads", *, positions: str = "all", direction: str = "denoise",
+    metric: Metric | None = None,
+) -> Patching:  # fmt: skip
+    """What `patching` would give to first order, for all components at once: (a_source - a_base) · ∂m/∂a at the base.
+
+    Two forward passes and one backward; a screen, not a result: it misses saturated attention and what cancels. Compare
+    with the exact sweep by `agree`. Nanda 2023.
+    """
+    twin = corrupted(prompts)
+    base, source = (twin, prompts) if direction == "denoise" else (prompts, twin)
+    patches(model, base, source, over, positions, direction)  # the same refusals
+    metric = metric or prompts.metric
+    kind = components_over(model, over)[0].kind
+    (site,) = SITE[kind]
+    there = trace(model, source, [site], logits=prompts.positions)
+    here = trace(model, base, [site], logits=prompts.positions, grad=True)
+    good, bad = (
+        measure(metric, r.logits, prompts) for r in ((there, here) if direction == "denoise" else (here, there))
+    )
+    used = ((good - bad).abs() > FLOOR).detach()
+    if not bool(used.any()):
+        raise NotApplicable(
+            "The metric is the same on the clean and the corrupted prompts, so there is nothing to explain."
+        )
+    value = (bad if direction == "denoise" else good).sum()
+    layers = range(model.anatomy.n_layers)
+    gradients = torch.autograd.grad(value, [here[site, layer] for layer in layers])
+    moved = torch.stack([(there[site, i] - here[site, i].detach()) * gradients[i] for i in layers])
+    moved = moved if kind == "neuron" else moved.sum(-1)  # [layer batch pos …]
+    per = moved[:, used].mean(1)
+    per = per.sum(1) if positions == "all" else per[:, -1] if positions == "last" else per.moveaxis(1, -1)
+    top, low = float(good[used].mean()), float(bad[used].mean())
+    effect = per.double().cpu().numpy() * (1 if direction == "denoise" else -1) / (top - low)
+    return Patching(_shaped(model, effect, over, positions, prompts), top, low, float(used.double().mean()))
+
+
+def corrupted(prompts: Prompts) -> Prompts:
+    """The corrupted twins as prompts, scored as the clean ones. Raises UsageError where the task has none."""
+    if prompts.corrupt is None:
+        raise UsageError(
+            f"The task {prompts.name} has no corrupted twins of equal length; take ioi or capitals, or give `corrupt`."
+        )
+    return replace(prompts, tokens=prompts.corrupt, corrupt=prompts.tokens)
+
+
+def patches(
+    model: Model, base: Prompts, source: Prompts, over: str, positions: str, direction: str = "denoise"
+) -> list[Edit]:
+    """One edit a component (and position): its value in `source`, for prompts `base`."""
+    if positions not in ("all", "each", "last"):
+        raise UsageError(f"positions is {positions!r}; it takes all, each or last.")
+    if direction not in ("denoise", "noise"):
+        raise UsageError(f"direction is {direction!r}; it takes denoise or noise.")
+    if base.mask is not None and positions != "all":
+        raise UsageError("Prompts of different lengths have no common positions; take prompts of equal length.")
+    units = components_over(model, over)
+    if len(SITE[units[0].kind]) > 1:
+        raise UsageError(
+            f"Patching exchanges one tensor a component, and {over} have two; take heads, attn, mlp or resid."
+        )
+    run = trace(model, source, [Capture(SITE[units[0].kind][0])], logits=None)
+    width = base.tokens.shape[1]
+    at: list[tuple[int, ...] | None] = [None]
+    if positions == "last":
+        at = [(width - 1,)]
+    elif positions == "each":
+        at = [(p,) for p in range(width)]
+    # the edits of a component share its one tensor
+    return [replace(edit, positions=where) for edit in resolve(model, [patch(c, run) for c in units]) for where in at]
+
+
+def _shaped(model: Model, effect: Any, over: str, positions: str, prompts: Prompts) -> xr.DataArray:
+    dims = OVER[over][0]
+    last = components_over(model, over)[-1]
+    shape = [last.layer + 1, *([(last.index or 0) + 1] if len(dims) > 1 else [])]
+    if positions == "each":
+        dims, shape = (*dims, "position"), [*shape, prompts.tokens.shape[1]]
+    return make(np.asarray(effect).reshape(shape), dims, task=prompts.name)
+
+
+__all__ = ["OVER", "Patching", "attribution_patching", "components_over", "corrupted", "patches", "patching"]
