@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from headscope.cli import edit, models, scan, score
+from headscope.cli import edit, models, scan, score, sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,5 +21,6 @@ app = typer.Typer(
 )
 scan.register(app)
 score.register(app)
+sweep.register(app)
 models.register(app)
 app.add_typer(edit.app, name="edit")

@@ -129,7 +129,7 @@ def attribution_patching(
     moved = moved if kind == "neuron" else moved.sum(-1)  # [layer batch pos …]
     per = moved[:, used].mean(1)
     per = per.sum(1) if positions == "all" else per[:, -1] if positions == "last" else per.moveaxis(1, -1)
-    top, low = float(good[used].mean()), float(bad[used].mean())
+    top, low = (float(x.detach()[used].mean()) for x in (good, bad))
     effect = per.double().cpu().numpy() * (1 if direction == "denoise" else -1) / (top - low)
     return Patching(_shaped(model, effect, over, positions, prompts), top, low, float(used.double().mean()))
 

@@ -61,7 +61,9 @@ def names() -> list[str]:
 
 
 def make(name: str, model: Model, n: int = 12, seed: int = 0, **options: Any) -> Prompts:
-    """`n` prompts of the task `name`, drawn by `seed`. Options are those of the task's own `make`."""
+    """`n` prompts of the task `name`, drawn by `seed`; or all of a `.jsonl` file. Options are those of the task's `make`."""
+    if name.endswith(".jsonl"):
+        return from_jsonl(name, model, seed)
     if name not in names():
         raise UsageError(f"There is no task {name!r}.{nearest(name, names())}")
     if n < 1:
@@ -121,53 +123,76 @@ class Case:
 
 
 def from_cases(model: Model, name: str, cases: list[Case], n: int, seed: int, *, metric: str, chance: float) -> Prompts:
-    """Prompts with one answer token at the last position.
+    """`n` prompts with one answer token at the last position, drawn by `seed` from the usable cases.
 
-    A case whose answer (or foil) is not one token, or whose corrupted twin has another length, is dropped; prompts are
-    padded as the model's other inputs are.
+    Not usable is a case whose answer or foil is not one token, or whose corrupted twin has another length.
     """
     needs_tokenizer(model, name)
-    rng = random.Random(seed)
     cases = list(cases)
-    rng.shuffle(cases)
-    kept: list[tuple[Case, int, int]] = []
+    random.Random(seed).shuffle(cases)
+    kept: list[Case] = []
     for case in cases:
-        answer = one_token(model, case.answer)
-        foil = answer if case.foil is None else one_token(model, case.foil)
-        if answer is None or foil is None:
-            continue
-        if case.corrupt is not None:
-            sizes = {len(model.tokenizer(text)["input_ids"]) for text in (case.prompt, case.corrupt)}
-            if len(sizes) > 1:
-                continue
-        kept.append((case, answer, foil))
+        if unusable(model, case) is None:
+            kept.append(case)
         if len(kept) == n:
             break
     if not kept:
         raise NotApplicable(f"No prompt of the task {name} has an answer that is one token for {model.name}.")
-    tokens, mask = model.tokens([case.prompt for case, _, _ in kept])
+    return _prompts(model, name, kept, seed, metric, chance)
+
+
+def from_own(model: Model, name: str, cases: list[Case], seed: int = 0) -> Prompts:
+    """A user's own prompts, all of them in their order. Raises UsageError naming one that cannot be used, and why."""
+    needs_tokenizer(model, name)
+    for number, case in enumerate(cases, 1):
+        if reason := unusable(model, case):
+            raise UsageError(f"Prompt {number} of {name}, {case.prompt[-40:]!r}, cannot be used: {reason}.")
+    return _prompts(model, name, cases, seed, "logit_diff", 0.0)
+
+
+def unusable(model: Model, case: Case) -> str | None:
+    """Why a case cannot be a prompt of this model, or None."""
+    for what, text in (("answer", case.answer), ("foil", case.foil)):
+        if text is not None and one_token(model, text) is None:
+            return f"its {what} {text!r} is not one token for {model.name} (mind the leading space)"
+    if case.corrupt is not None:
+        a, b = (len(model.tokenizer(text)["input_ids"]) for text in (case.prompt, case.corrupt))
+        if a != b:
+            return f"it has {a} tokens and its corrupted twin {b}; they must have equal length"
+    return None
+
+
+def _prompts(model: Model, name: str, kept: list[Case], seed: int, metric: str, chance: float) -> Prompts:
+    tokens, mask = model.tokens([case.prompt for case in kept])
     last = (mask.long() * torch.arange(mask.shape[1], device=mask.device)).argmax(1, keepdim=True)
     corrupt = None
-    if all(case.corrupt is not None for case, _, _ in kept):
-        corrupt = model.tokens([str(case.corrupt) for case, _, _ in kept])[0]
-    has_foil = all(case.foil is not None for case, _, _ in kept)
+    if all(case.corrupt is not None for case in kept):
+        corrupt = model.tokens([str(case.corrupt) for case in kept])[0]
+    has_foil = all(case.foil is not None for case in kept)
+
+    def ids(texts: list[str]) -> Tensor:
+        return torch.tensor([[one_token(model, text)] for text in texts], device=tokens.device)
+
     return Prompts(
         name=name,
         seed=seed,
         tokens=tokens,
         positions=last,
-        target=torch.tensor([[answer] for _, answer, _ in kept], device=tokens.device),
-        foil=torch.tensor([[foil] for _, _, foil in kept], device=tokens.device) if has_foil else None,
+        target=ids([case.answer for case in kept]),
+        foil=ids([str(case.foil) for case in kept]) if has_foil else None,
         mask=None if bool(mask.all()) else mask,
         corrupt=corrupt,
         metric=metric if has_foil or metric != "logit_diff" else "loss",
         chance=chance,
-        meta={"cases": [case for case, _, _ in kept]},
+        meta={"cases": kept},
     )
 
 
 def from_jsonl(path: str | Path, model: Model, seed: int = 0) -> Prompts:
-    """A task from a file of JSON lines: `prompt`, `answer`, optional `foil`, `corrupt`."""
+    """A task from a file of JSON lines: `prompt`, `answer`, optional `foil`, `corrupt`.
+
+    Raises UsageError naming the line that cannot be read or used.
+    """
     import json
 
     cases = []
@@ -189,4 +214,4 @@ def from_jsonl(path: str | Path, model: Model, seed: int = 0) -> Prompts:
             raise UsageError(f"{path}, line {number}: expected a JSON object of texts `prompt` and `answer`.") from None
     if not cases:
         raise UsageError(f"The task file {path} has no prompts.")
-    return from_cases(model, Path(path).stem, cases, len(cases), seed, metric="logit_diff", chance=0.0)
+    return from_own(model, Path(path).stem, cases, seed)
