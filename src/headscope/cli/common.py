@@ -28,7 +28,9 @@ class Common:
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Draws prompts and controls; the same seed gives the same values.")
     ] = 0
-    device: Annotated[str | None, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = None
+    device: Annotated[
+        str | None, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps; auto spreads it.")
+    ] = None
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; the checkpoint's own if left out.")
     ] = None

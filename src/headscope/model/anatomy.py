@@ -16,10 +16,22 @@ from headscope.core.errors import ModelError, NotApplicable, UsageError
 from headscope.model.discover import Block, Parts, in_out
 
 
+def present(module: Any, name: str) -> Tensor | None:
+    """A module's parameter, or None; a copy of it where accelerate keeps the values elsewhere (on disk, say)."""
+    found = getattr(module, name, None)
+    if found is not None and found.is_meta:
+        from accelerate.utils import align_module_device
+
+        with align_module_device(module):
+            found = getattr(module, name).detach().clone()
+    return found
+
+
 def weight_of(module: Any) -> Tensor:
     """A linear layer's weight as [d_in, d_out], with the active adapters of a PEFT wrapper added."""
     base = getattr(module, "base_layer", module)
-    weight = base.weight if type(base).__name__ == "Conv1D" else base.weight.T
+    stored: Any = present(base, "weight")
+    weight = stored if type(base).__name__ == "Conv1D" else stored.T
     if not weight.is_floating_point() or weight.ndim != 2:
         raise NotApplicable(
             f"The weights of this {type(base).__name__} are quantised; weight-based methods need floats."
@@ -31,7 +43,7 @@ def weight_of(module: Any) -> Tensor:
 
 def bias_of(module: Any) -> Tensor | None:
     """A linear layer's bias [d_out], or None."""
-    return getattr(getattr(module, "base_layer", module), "bias", None)
+    return present(getattr(module, "base_layer", module), "bias")
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +195,7 @@ class Anatomy:
     @property
     def W_E(self) -> Tensor:
         """[vocab, d_model]: token embedding."""
-        weight = getattr(self.parts.embed, "weight", None)
+        weight = present(self.parts.embed, "weight")
         if weight is None or weight.ndim != 2:
             raise NotApplicable("This model has no token embedding.")
         return weight

@@ -23,6 +23,8 @@ def copy_of(model: Model) -> Model:
                 f"{model.name} wears an adapter; merge it first (merge_and_unload), then change its weights."
             )
         weight_of(block.o)
+    if any(p.is_meta for p in model.hf.parameters()):
+        raise NotApplicable(f"{model.name} is offloaded; load it whole into memory to change its weights.")
     twin = load(copy.deepcopy(model.hf), tokenizer=model.tokenizer)
     twin.name = model.name
     return twin

@@ -28,6 +28,7 @@ def load(
 ) -> Model:
     """Load a hub id, a folder, a `.gguf` file, a packaged model's name, or take a loaded module.
 
+    `device` "auto" spreads a model that is too large for one device over all of them, main memory and disk (accelerate).
     `dtype` is a torch dtype or its name (default: the checkpoint's own, float32 for GGUF); `attn` is the attention
     backend that transformers should use (default: its choice).
     Raises ModelError when the model cannot be found, read, or told apart.
@@ -36,9 +37,9 @@ def load(
         hf, name = source, getattr(source.config, "_name_or_path", "") or type(source).__name__
     else:
         name = str(source)
-        hf, found = _from_pretrained(name, _dtype(dtype), attn, revision, trust_remote_code)
+        hf, found = _from_pretrained(name, _dtype(dtype), attn, revision, trust_remote_code, device == "auto")
         tokenizer = tokenizer or found
-        if device is not None:
+        if device not in (None, "auto"):
             try:
                 hf = hf.to(device)
             except (RuntimeError, AssertionError) as error:
@@ -52,6 +53,7 @@ def probe_inputs(hf: Any, length: int = 6, seed: int = 0) -> dict[str, Any]:
     """A tiny random batch that the model takes: token ids [1, length] or pixels [1, channel, height, width]."""
     generator = torch.Generator().manual_seed(seed)
     config, device = hf.config, next(hf.parameters()).device
+    device = torch.device("cpu") if device.type == "meta" else device  # offloaded: accelerate moves the inputs
     main = getattr(hf, "main_input_name", "input_ids")
     if main == "pixel_values":
         side = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
@@ -80,7 +82,7 @@ def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def _from_pretrained(
-    name: str, dtype: torch.dtype | None, attn: str | None, revision: str | None, trust_remote_code: bool
+    name: str, dtype: torch.dtype | None, attn: str | None, revision: str | None, trust_remote_code: bool, spread: bool
 ) -> tuple[Any, Any]:
     import transformers
 
@@ -110,6 +112,7 @@ def _from_pretrained(
         if "gguf_file" not in options:
             extra["use_safetensors"] = True  # a pickled checkpoint could run code
         extra |= {"dtype": dtype} if dtype else {}
+        extra |= {"device_map": "auto"} if spread else {}
         hf, found_weights = kind.from_pretrained(folder, output_loading_info=True, **extra, **options)
         # transformers fills weights that are not in the checkpoint with random numbers; nothing we read uses a pooler
         if missing := sorted(name for name in found_weights["missing_keys"] if "pooler" not in name):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headscope.core.component import Component, head
 from headscope.core.errors import NotApplicable, UsageError
-from headscope.model.anatomy import Anatomy
+from headscope.model.anatomy import Anatomy, present
 
 
 @dataclass(eq=False)
@@ -28,7 +28,9 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where the embedding lives, which is where tokens must be sent."""
-        return next(self.anatomy.parts.embed.parameters()).device
+        embed: Any = self.anatomy.parts.embed
+        device = next(embed.parameters()).device
+        return torch.device(embed._hf_hook.execution_device) if device.type == "meta" else device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,6 +80,9 @@ class Model:
         # sorted at every depth: a configuration read from a file has its keys in another order
         digest.update(json.dumps(kept, sort_keys=True, default=repr).encode())
         for name, weight in sorted(self.hf.state_dict().items()):
+            if weight.is_meta:
+                owner, _, last = name.rpartition(".")
+                weight = present(self.hf.get_submodule(owner), last)
             flat = weight.detach().reshape(-1)
             sample = flat[:: max(1, -(-flat.numel() // 64))].to("cpu", torch.float32)
             digest.update(f"{name}{tuple(weight.shape)}".encode() + sample.numpy().tobytes())
