@@ -207,6 +207,12 @@ def test_the_sum_of_experts_is_not_applicable() -> None:
     torch.testing.assert_close(_plain(hs.act.bake(model, hs.zero("L1H2"))), expected, rtol=0, atol=1e-9)
 
 
+def test_edits_in_force_are_not_copied_along() -> None:
+    model = _model("llama")
+    with hs.edited(model, hs.zero("L1H2")), pytest.raises(UsageError, match=r"edited\(\) block"):
+        hs.act.bake(model, hs.zero("L0H1"))
+
+
 def test_saving_onto_a_folder_is_refused_and_leaves_it(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()

@@ -274,3 +274,14 @@ def test_in_a_process_of_its_own(checkpoints: Path) -> None:
     )
     assert done.returncode == 0 and len(json.loads(done.stdout)["values"]) == 24
     assert all(line.endswith(" …") for line in done.stderr.splitlines()), done.stderr
+
+
+def test_a_terminal_of_few_letters_gets_others_and_json_stays_whole() -> None:
+    script = "import headscope.cli; headscope.cli.main()"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    for options in ([], ["--json"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, "methods", *options], capture_output=True, env=environment, check=False
+        )
+        assert done.returncode == 0 and done.stdout.isascii() and not done.stderr, done.stderr
+    assert any(not text.isascii() for row in json.loads(done.stdout) for text in row.values() if isinstance(text, str))

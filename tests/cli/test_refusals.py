@@ -79,6 +79,8 @@ def refuse(cli: Cli, checkpoints: Path, tmp_path: Path) -> Callable[..., None]:
         (2, "'flaot32' is not a dtype", "scan @llama --dtype flaot32"),
         (2, "L9H9 does not exist", "verify @llama sink --heads L9H9"),
         (2, "attention heads", "verify @llama sink --heads L0N1"),
+        (2, "No component was named", "verify @llama sink --heads="),
+        (2, "L0H0 came again", "verify @llama sink --heads L0H0,L0H0"),
         (2, "'head5' is not the name", "verify @llama sink --heads head5"),
         (2, "one method's id, or --all", "check"),
         (2, "one method's id, or --all", "check bos-sink --all"),

@@ -90,6 +90,9 @@ def test_the_terminal_takes_any_name(cli: Callable[..., Any], hostile: Path) -> 
     done = cli("doctor", hostile)
     assert done.status == 0 and str(hostile) in done.out
     assert "L0H0" in cli("score", hostile, "bos-sink", "--top", 24).out
+    out = "at[bold]las [/x] é"
+    done = cli("scan", hostile, "--methods", "bos-sink", "--out", out, "--n-seeds", 5, "--n-controls", 2)
+    assert done.status == 0 and f"Wrote {out} in" in done.out
 
 
 def test_missing_scores_leave_a_gap(scanned: tuple[Path, Any], tmp_path: Path) -> None:

@@ -137,3 +137,15 @@ def test_absent_json_says_what_is_missing(tmp_path: Path) -> None:
         read_json(tmp_path / "none.json", "edit file")
     with pytest.raises(FileError, match="cannot be read"):
         read_json(tmp_path, "edit file")
+
+
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
+    for kind, target in (("old", tmp_path / "real"), ("absent", tmp_path / "later")):
+        link = tmp_path / f"link-{kind}"
+        link.symlink_to(target)
+        if kind == "old":
+            target.mkdir()
+        with new_folder(link, marker="mark") as folder:
+            (folder / "mark").write_text("new")
+        assert link.is_symlink() and (target / "mark").read_text() == "new"
+    assert _names(tmp_path) == ["later", "link-absent", "link-old", "real"]

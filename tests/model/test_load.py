@@ -306,3 +306,55 @@ def test_an_adapted_model_loads_with_its_adapter() -> None:
         torch.testing.assert_close(
             getattr(model.anatomy, name)(1, 2), getattr(merged.anatomy, name)(1, 2), rtol=1e-6, atol=1e-7
         )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_that_is_merged_or_off_counts_once() -> None:
+    import peft
+
+    torch.manual_seed(0)
+    ids = torch.tensor([[7, 20, 31, 40]])
+    for family, names in (("llama", ["o_proj", "v_proj"]), ("gpt2", ["c_attn", "c_proj"])):
+        config = peft.LoraConfig(r=2, target_modules=names, init_lora_weights=False, fan_in_fan_out=family == "gpt2")
+        wrapped = peft.get_peft_model(build(family), config).double().eval()
+        model = hs.load(wrapped)
+        adapted = hs.trace(model, ids, ["head_out"])["head_out"]
+        wrapped.merge_adapter()
+        merged = hs.trace(model, ids, ["head_out"])["head_out"]
+        wrapped.unmerge_adapter()
+        torch.testing.assert_close(merged, adapted, rtol=0, atol=1e-9)
+        with wrapped.disable_adapter():
+            off = hs.trace(model, ids, ["head_out"])["head_out"]
+        torch.testing.assert_close(
+            off, hs.trace(hs.load(build(family)), ids, ["head_out"])["head_out"], rtol=0, atol=1e-9
+        )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_positions_reach_an_adapted_model() -> None:
+    import peft
+
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)  # as it begins, it changes nothing
+    adapted = hs.load(peft.get_peft_model(build("gpt2"), config).double().eval())
+    ids = torch.tensor([[7, 20, 31, 40], [0, 0, 9, 8]])
+    mask = torch.tensor([[True] * 4, [False, False, True, True]])
+    prompts = hs.tasks.Prompts("t", 0, ids, torch.tensor([[3], [3]]), ids[:, :1], mask=mask)
+    expected = hs.trace(hs.load(build("gpt2")), prompts, logits="last").logits
+    torch.testing.assert_close(hs.trace(adapted, prompts, logits="last").logits, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("option", [{"dtype": "bfloat16"}, {"attn": "eager"}, {"device": "cpu"}])
+def test_options_for_a_loaded_module_are_refused(option: dict[str, Any]) -> None:
+    assert next(iter(option)) in _refused(build("llama"), UsageError, **option)
+
+
+def test_causality_is_read_from_what_a_model_does() -> None:
+    config = transformers.XGLMConfig(vocab_size=96, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4)
+    assert hs.load(transformers.XGLMForCausalLM(config)).is_causal
+    assert not hs.load(build("bert")).is_causal
+
+
+def test_a_model_whose_shapes_do_not_fit_is_refused() -> None:
+    config = transformers.ConvBertConfig(**TEXT, embedding_size=32)
+    with pytest.raises(ModelError, match="self-check"):
+        hs.load(transformers.ConvBertForMaskedLM(config).eval())

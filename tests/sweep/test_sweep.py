@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import headscope as hs
@@ -84,7 +86,7 @@ def test_rows_equal_one_trace_each(tiny: Model, metric: str, padded: bool) -> No
     prompts = _prompts(padded=padded)
     edits: list[Any] = [
         hs.zero("L0H1"), hs.scale("L0H3", 2.0, positions=[2]), hs.zero("L1MLP"), [hs.zero("L0H0"), hs.zero("L1N3")],
-        hs.mean("L1H1", prompts), hs.resample("L2H0", prompts, 3), hs.zero("L1KV1"), hs.zero("L2"), [],
+        hs.mean("L1H1", prompts), hs.patch("L2H0", replace(prompts, tokens=prompts.tokens.flip(1))), hs.zero("L1KV1"), hs.zero("L2"), [],
         hs.mask_edges("L1H0", [(None, 0)], positions=range(1, 5)), hs.add("L1RESID", torch.ones(32), rows=[1]),
     ]  # fmt: skip
     found = hs.sweep(tiny, prompts, edits, metric)
@@ -155,6 +157,34 @@ def test_progress_counts_the_edits(tiny: Model) -> None:
     calls: list[tuple[int, int]] = []
     hs.sweep(tiny, _prompts(), [hs.zero("L0H1")] * 3, progress=lambda done, total: calls.append((done, total)))
     assert calls[-1] == (3, 3) and calls == sorted(calls)
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [hs.zero("L2H1", rows=[1]), hs.scale("L2H1", -3.0, positions=[4]), hs.mask_edges("L2H1", [(4, 2)]), hs.zero("L1")],
+    ids=str,
+)
+def test_a_sweep_under_edits_keeps_their_rows_and_positions(tiny: Model, outer: Any) -> None:
+    prompts = _prompts()
+    edits = [hs.zero("L1H0", positions=[3]), hs.zero("L1H1", positions=[3]), hs.zero("L0H1")]
+    with hs.edited(tiny, outer):
+        found = hs.sweep(tiny, prompts, edits)
+        each = [hs.trace(tiny, prompts, edits=edit, logits=prompts.positions).logits for edit in edits]
+    for row, logits in zip(found.values, each, strict=True):
+        assert logits is not None
+        np.testing.assert_allclose(row, measure("loss", logits, prompts).numpy(), rtol=0, atol=1e-10)
+
+
+def test_a_bias_of_as_many_heads_as_rows_stays_whole() -> None:
+    torch.manual_seed(0)
+    config = transformers.MptConfig(vocab_size=96, d_model=32, n_layers=3, n_heads=4, max_seq_len=64)
+    model = hs.load(transformers.MptForCausalLM(config).eval())
+    tokens = torch.randint(5, 96, (1, 8))
+    edits = [hs.zero("L0H0"), hs.zero("L1H1"), hs.zero("L2H2"), hs.zero("L2H3")]
+    found = hs.sweep(model, tokens, edits, lambda logits: logits[:, -1, 7])
+    for row, edit in zip(found.values, edits, strict=True):
+        expected = hs.trace(model, tokens, edits=edit).logits[:, -1, 7]  # type: ignore[index]
+        np.testing.assert_allclose(row, expected.numpy(), rtol=0, atol=1e-5)
 
 
 def test_nothing_is_left_behind(tiny: Model) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import headscope as hs
 from brute import D_HEAD, head, hooked, plain, setting
+from families.tiny import build
 from headscope.core.errors import HeadscopeError, UsageError
 from headscope.model import Model
 from headscope.tasks import Prompts
@@ -289,6 +291,25 @@ def test_masked_edges_with_wildcards_rows_and_padding(tiny: Model) -> None:
     assert gone == [[0, 2, 3, 0], [1, 2, 7, 4]]
 
 
+@pytest.mark.parametrize("attn", ["sdpa", "eager"])
+def test_a_query_without_any_key_attends_to_nothing(attn: str) -> None:
+    hf = build("llama", torch.float32)
+    hf.set_attn_implementation(attn)
+    model = hs.load(hf)
+    for edges, query in ([(None, 0)], 0), ([(4, None)], 4):
+        run = hs.trace(model, _tokens(), ["pattern", "z"], hs.mask_edges("L1H2", edges))
+        before = hs.trace(model, _tokens(), ["pattern"])["pattern", 1]
+        assert torch.count_nonzero(run["pattern", 1][:, 2, query]) == 0
+        assert torch.count_nonzero(run["z", 1][:, query, 2]) == 0
+        assert torch.isfinite(run.logits).all()
+        torch.testing.assert_close(run["pattern", 1][:, [0, 1, 3]], before[:, [0, 1, 3]], rtol=0, atol=0)
+
+
+def test_rows_of_other_lengths_are_not_resampled(tiny: Model) -> None:
+    with pytest.raises(UsageError, match="padded otherwise"):
+        hs.trace(tiny, _padded(), edits=hs.resample("L1H2", _padded()))
+
+
 # leaving the model as it was
 
 
@@ -329,6 +350,44 @@ def test_edited_restores_everything_after_an_error(tiny: Model) -> None:
         handle.remove()
     assert _state(tiny) == state
     torch.testing.assert_close(plain(tiny, input_ids=_tokens()), before, rtol=0, atol=0)
+
+
+def test_edited_restores_everything_after_ctrl_c(tiny: Model) -> None:
+    state = _state(tiny)
+
+    def stop(_: Any, args: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = tiny.hf.get_submodule(O1).register_forward_pre_hook(stop)
+    try:
+        with pytest.raises(KeyboardInterrupt), hs.edited(tiny, hs.zero("L1KV1")):
+            plain(tiny, input_ids=_tokens())
+    finally:
+        handle.remove()
+    assert _state(tiny) == state and "generate" not in tiny.hf.__dict__
+
+
+def test_another_thread_does_not_see_the_edits(tiny: Model) -> None:
+    with hs.edited(tiny, hs.zero("L1H2")), ThreadPoolExecutor() as pool:
+        refused = pool.submit(hs.trace, tiny, _tokens()).exception()
+    assert isinstance(refused, UsageError) and "another thread" in str(refused)
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(hs.trace, tiny, _tokens()).result().logits
+    torch.testing.assert_close(found, plain(tiny, input_ids=_tokens()), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_is_edited_all_the_same() -> None:
+    edit = hs.zero("L1H2")
+    expected = hs.trace(hs.load(build("llama")), _tokens(), edits=edit).logits
+    hf = build("llama")
+    wrapped, inside = hs.load(torch.compile(hf, backend="eager")), hs.load(hf)
+    assert wrapped.hf is hf
+    hf.compile(backend="eager")
+    plain(inside, input_ids=_tokens())
+    compiled = hf._compiled_call_impl
+    torch.testing.assert_close(hs.trace(inside, _tokens(), edits=edit).logits, expected, rtol=0, atol=0)
+    assert hf._compiled_call_impl is compiled
 
 
 def test_a_hook_of_the_user_stays(tiny: Model) -> None:
@@ -468,6 +527,28 @@ def test_a_cached_step_is_seen_as_in_a_whole_pass(tiny: Model, site: str, padded
     if site not in ("attn_scores", "pattern"):
         step, expected = step[real], expected[real]
     torch.testing.assert_close(step, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_generated_positions_are_the_same_however_they_are_generated(tiny: Model) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    edit = hs.zero(["L0H0", "L1H0", "L1H2", "L2H1"], positions="generated")
+    with hs.edited(tiny, edit) as hf:
+        expected = hf.generate(_tokens(1), **options)
+        for other in ({"use_cache": False}, {"prompt_lookup_num_tokens": 2}, {"assistant_model": build("llama")}):
+            assert torch.equal(hf.generate(_tokens(1), **options, **other), expected), other
+    assert not torch.equal(tiny.hf.generate(_tokens(1), **options), expected)
+
+
+def test_beams_belong_to_the_row_of_their_prompt(tiny: Model) -> None:
+    options = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    heads = ["L0H0", "L1H0", "L1H1", "L1H2"]
+    before = tiny.hf.generate(_tokens(), **options)
+    with hs.edited(tiny, hs.scale(heads, -9.0)) as hf:
+        everywhere = hf.generate(_tokens(), **options)
+    with hs.edited(tiny, hs.scale(heads, -9.0, rows=[1])) as hf:
+        found = hf.generate(_tokens(), **options)
+    assert torch.equal(found[[0, 2]], before[[0, 2]]) and torch.equal(found[1], everywhere[1])
+    assert not torch.equal(found[1], before[1])
 
 
 def test_generated_leaves_a_plain_pass_alone(tiny: Model) -> None:
@@ -611,6 +692,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "vectors for neurons": (lambda: hs.add("L0N0,L0N1", torch.ones(2)), r"\(2,\)"),
     "one vector too few": (lambda: hs.add("L0H0,L0H1,L0H2", torch.ones(2, 8)), r"\(2, 8\)"),
     "patch": (lambda: hs.patch("L0H0", _tokens(3, 5)), "do not fit"),
+    "patch of one row": (lambda: hs.patch("L0H0", _tokens(1)), "do not fit"),
+    "patch of one position": (lambda: hs.patch("L0H0", _tokens(3, 1)), "do not fit"),
+    "values of a batch": (lambda: hs.add("L0RESID", torch.ones(3, 9, 32)), r"\(3, 9, 32\).*at most 2"),
+    "the same twice": (lambda: hs.scale("L0H0,L0H1,L0H0", 0.5), "L0H0 came again"),
     "two sites": (lambda: hs.patch("L0KV0", _tokens()), "several sites"),
     "edges": (lambda: hs.mask_edges("L0H0", []), "at least one"),
     "edges of neurons": (lambda: hs.mask_edges("L0N0", [(1, 0)]), "heads"),

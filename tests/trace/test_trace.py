@@ -278,3 +278,26 @@ def test_texts_of_other_lengths_are_read_as_alone(smollm2: Model) -> None:
             hs.trace(smollm2, nothing)
     with pytest.raises(UsageError, match="at most"):
         hs.trace(smollm2, "word " * 9000)
+
+
+def test_what_a_tokenizer_gives_is_read_with_its_mask(smollm2: Model) -> None:
+    tokenizer = copy.deepcopy(smollm2.tokenizer)
+    tokenizer.padding_side = "right"
+    texts = ["The capital of France is", "Paris"]
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    run = hs.trace(smollm2, batch, logits="last")
+    for row, text in enumerate(texts):
+        alone = hs.trace(smollm2, text, logits="last").logits
+        torch.testing.assert_close(run.logits[row], alone[0], rtol=1e-4, atol=1e-3)  # type: ignore[index]
+    assert run.mask is not None and run.mask.sum().item() == batch["attention_mask"].sum().item()
+    run = hs.trace(smollm2, dict(batch), logits="last")
+    assert run.mask is not None
+    with pytest.raises(UsageError, match="return_tensors"):
+        hs.trace(smollm2, tokenizer(texts))
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    model = hs.load(build("gpt2"))
+    model.hf.train()
+    with pytest.raises(UsageError, match="training mode"):
+        hs.trace(model, _tokens())

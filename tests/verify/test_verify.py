@@ -80,6 +80,7 @@ def test_bad_claims_are_refused(toy: Model) -> None:
         ("L7H0", "L7H0 does not exist"),
         ("L0N3", "attention heads"),
         ("L0H9,L1H1", "L0H9 does not"),
+        ("L0H0,L1H1,L0H0", "L0H0 came again"),
     ):
         with pytest.raises(UsageError, match=message):
             verify_role(toy, INDUCTION, heads)

@@ -14,6 +14,7 @@ from headscope.model import Model, bias_of, load, weight_of
 from headscope.model.checkpoint import copy_of
 from headscope.trace import Edit, resolve
 from headscope.trace.edit import check_edit
+from headscope.trace.hooks import active
 
 #: edits that are the same at every position and so can be weights
 _OPS = ("zero", "scale", "add", "mean", "project_out")
@@ -27,6 +28,8 @@ def bake(model: Model, edits: Edit | Iterable[Edit]) -> nn.Module:
     and whole layers become weights; a constant becomes a bias of the output projection. Raises UsageError for what no
     weight can hold: edits at some positions or rows, patches, masked edges.
     """
+    if active(model):
+        raise UsageError("bake copies the model with the edits in force; leave the edited() block first.")
     anatomy = model.anatomy
     sizes = {name: getattr(anatomy, name) for name in ("n_layers", "n_heads", "n_kv_heads", "d_mlp")}
     edits = resolve(model, edits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 
 def main() -> None:
     """Run the command line. Exit status: 0 fine, 1 failed, 2 bad usage, 130 stopped by Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where it was closed
+            stream.reconfigure(errors="replace")  # a terminal without a letter shows a question mark for it
     sys.exit(_run(sys.argv[1:]))
 
 

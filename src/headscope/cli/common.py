@@ -52,7 +52,8 @@ class Common:
     def show(self, document: Any, human: Callable[[Console], None]) -> None:
         """Print the document as JSON where asked for, else let `human` print on a terminal's console."""
         if self.json:
-            print(json.dumps(_finite(document), ensure_ascii=False, allow_nan=False))
+            ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+            print(json.dumps(_finite(document), ensure_ascii=ascii_only, allow_nan=False))
             return
         from rich.console import Console
 
@@ -134,7 +135,7 @@ def working(what: str) -> Iterator[Steps]:
 
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

@@ -62,5 +62,5 @@ def bake(
         hs.act.save(hs.act.bake(loaded, edits), loaded.tokenizer, out)
     common.show(
         {"model": loaded.name, "edits": [str(e) for e in edits], "out": str(out)},
-        lambda console: console.print(f"Wrote {out}.", soft_wrap=True),
+        lambda console: console.print(f"Wrote {out}.", soft_wrap=True, markup=False),
     )

@@ -90,7 +90,9 @@ def scan(
             console.print(f"Not run: {why}", markup=False)
         if left:
             console.print(f"Left to --full: {', '.join(left)}.")
-        console.print(f"Wrote {out} in {seconds:.0f} s; open {out / 'report.html'} in a browser.", soft_wrap=True)
+        console.print(
+            f"Wrote {out} in {seconds:.0f} s; open {out / 'report.html'} in a browser.", soft_wrap=True, markup=False
+        )
 
     common.show(document, human)
 
@@ -119,7 +121,7 @@ def verify(
     from headscope.verify import verify as verify_role
 
     get_role(role)
-    chosen = components(heads) if heads else None
+    chosen = components(heads) if heads is not None else None
     loaded = common.load(model, force=force)
     with working(f"Verifying {role}") as steps:
         verdict = verify_role(

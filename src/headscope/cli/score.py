@@ -131,13 +131,16 @@ def check(
             rows.append(hs.check(loaded, name, seed=common.seed))
 
     def human(console: Console) -> None:
+        from rich.markup import escape
+
         colours = {"shown": "green", "not shown": "red"}
         for row in rows:
             colour = colours.get(row["verdict"], "yellow")
-            console.print(f"[b]{row['id']}[/b]: [{colour}]{row['verdict']}[/] in {row['seconds']} s. {row['claim']}")
+            what = f"in {row['seconds']} s. {escape(row['claim'])}"
+            console.print(f"[b]{row['id']}[/b]: [{colour}]{row['verdict']}[/] {what}")
             for name, value in row["figures"].items():
-                console.print(f"    {value:10.4g}  {name}")
+                console.print(f"    {value:10.4g}  {name}", markup=False)
             if row["reason"]:
-                console.print(f"    {row['reason']}")
+                console.print(f"    {row['reason']}", markup=False)
 
     common.show(rows if all_methods else rows[0], human)

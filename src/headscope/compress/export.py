@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from headscope.core.errors import UsageError
 from headscope.methods.base import Plan
 from headscope.model import Model, load
 from headscope.model.checkpoint import copy_of
 from headscope.model.surgery import without
+from headscope.trace.hooks import active
 
 
 @torch.no_grad()
@@ -19,6 +21,8 @@ def export(model: Model, plan: Plan) -> nn.Module:
 
     Heads in `plan.remove` are taken out; the others have the rows of their output projection set to 0.
     """
+    if active(model):
+        raise UsageError("export copies the model with the edits in force; leave the edited() block first.")
     twin = copy_of(model)
     for component in plan.dropped:
         twin.anatomy.W_O(component.layer, component.index or 0).zero_()

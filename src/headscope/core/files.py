@@ -17,7 +17,7 @@ from headscope.core.errors import FileError
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to; renamed onto `path` if the block succeeds, removed if it does not."""
-    path = Path(path)
+    path = Path(os.path.realpath(path))  # a link stays, and what it points to is replaced
     _check_writable(path)
     if path.is_dir():
         raise FileError(f"Cannot write {path}: it is a folder. Give the name of a file.")
@@ -54,7 +54,7 @@ def new_folder(path: str | Path, *, marker: str | None = None) -> Iterator[Path]
 
     An existing folder is replaced only if it is empty or holds the file `marker`, which says that we wrote it.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))  # a link stays, and what it points to is replaced
     check_folder(path, marker=marker)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))

@@ -36,8 +36,18 @@ def weight_of(module: Any) -> Tensor:
         raise NotApplicable(
             f"The weights of this {type(base).__name__} are quantised; weight-based methods need floats."
         )
-    for adapter in getattr(module, "active_adapters", ()) if base is not module else ():
-        weight = weight + module.get_delta_weight(adapter).T
+    # what is merged stands in the base's weight already, and then nothing else is added
+    if base is module or getattr(module, "merged", False) or getattr(module, "disable_adapters", False):
+        return weight
+    for adapter in getattr(module, "active_adapters", ()):
+        if adapter not in getattr(module, "lora_A", {adapter: None}):
+            continue  # this adapter leaves this layer alone
+        if not hasattr(module, "get_delta_weight"):
+            raise NotApplicable(
+                f"The weights that the adapter {adapter} gives to this {type(base).__name__} are no sum."
+            )
+        delta = module.get_delta_weight(adapter)
+        weight = weight + (delta if type(base).__name__ == "Conv1D" else delta.T)
     return weight
 
 
@@ -235,7 +245,7 @@ def read_anatomy(hf: Any, parts: Parts) -> Anatomy:
     rotary = rope is not None or getattr(config, "rotary_dim", None) or getattr(config, "rotary_pct", None)
     positions = "alibi" if alibi else "rope" if rotary else "learned"
     is_decoder = getattr(first.attn, "is_causal", None)
-    causal = bool(is_decoder) if is_decoder is not None else config.model_type == "bloom"
+    causal = bool(is_decoder) if is_decoder is not None else parts.causal
     return Anatomy(
         parts, len(parts.blocks), n_heads, k_width // d_head, d_model, d_head, d_mlp, norm, positions,
         dict(rope) if rope and positions == "rope" else None, causal,

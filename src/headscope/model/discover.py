@@ -8,6 +8,8 @@ stand is found by watching one tiny forward pass. `headscope doctor` then proves
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +74,8 @@ class Parts:
     #: (only after each part, as OLMo-2)
     norm_placement: str
     parallel: bool
+    #: whether the first position stays as it is when the last one changes
+    causal: bool = False
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -191,9 +195,39 @@ def _find_mlp(parts: Block, block: nn.Module, remaining: dict[str, nn.Module], k
         raise ModelError(f"In a layer of {kind}, no input projection of the MLP was found beside {down_path}.")
 
 
+@contextmanager
+def uncompiled(hf: nn.Module) -> Iterator[None]:
+    """While the block runs, modules that `module.compile()` was called on run as written, so that hooks are heard."""
+    compiled = {m: m._compiled_call_impl for m in hf.modules() if getattr(m, "_compiled_call_impl", None) is not None}
+    try:
+        for module in compiled:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
+
+
 def first_tensor(output: Any) -> Tensor:
     """The hidden state of a module's output (a tensor, or the first of a tuple)."""
     return output if isinstance(output, Tensor) else output[0]
+
+
+def _is_causal(hf: nn.Module, inputs: dict[str, Any], last: nn.Module, before: Tensor) -> bool:
+    """Whether no position sees a later one: the last layer gives the same for the first when the last token changes."""
+    ids = inputs.get("input_ids")
+    if ids is None or ids.shape[1] < 2:
+        return False
+    found: list[Tensor] = []
+    hook = last.register_forward_hook(lambda _, args, output: found.append(first_tensor(output)))
+    other = ids.clone()
+    other[:, -1] = ids[:, 0] if int(ids[0, -1]) != int(ids[0, 0]) else ids[:, 0] - 1
+    try:
+        with torch.no_grad(), uncompiled(hf):
+            hf(**{**inputs, "input_ids": other})
+    finally:
+        hook.remove()
+    return bool(torch.allclose(found[0][:, 0], before[:, 0], rtol=1e-4, atol=1e-6))
 
 
 def _watch(hf: nn.Module, inputs: dict[str, Any], parts: Parts) -> Parts:
@@ -212,7 +246,7 @@ def _watch(hf: nn.Module, inputs: dict[str, Any], parts: Parts) -> Parts:
         watched |= {m for m in (part.block, part.o, part.down, part.mlp) if m is not None}
     hooks = [module.register_forward_hook(note, with_kwargs=True) for module in watched]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), uncompiled(hf):
             hf(**inputs)
     finally:
         for hook in hooks:
@@ -222,6 +256,7 @@ def _watch(hf: nn.Module, inputs: dict[str, Any], parts: Parts) -> Parts:
         return a.data_ptr() == b.data_ptr() and a.numel() == b.numel()
 
     last = parts.blocks[-1].block
+    parts.causal = _is_causal(hf, inputs, last, seen[last][1])
     inside = {module for part in parts.blocks for module in part.block.modules()}
     outside = [m for m in norms if m in seen and m not in inside and same(seen[m][0], seen[last][1])]
     parts.final_norm = outside[0] if outside else None

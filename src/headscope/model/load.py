@@ -30,11 +30,15 @@ def load(
 
     `device` "auto" spreads a model that is too large for one device over all of them, main memory and disk (accelerate).
     `dtype` is a torch dtype or its name (default: the checkpoint's own, float32 for GGUF); `attn` is the attention
-    backend that transformers should use (default: its choice).
+    backend that transformers should use (default: its choice). The model is put in eval mode.
     Raises ModelError when the model cannot be found, read, or told apart.
     """
     if isinstance(source, nn.Module):
-        hf, name = source, getattr(source.config, "_name_or_path", "") or type(source).__name__
+        given = {"dtype": dtype, "device": device, "attn": attn, "revision": revision}
+        if asked := [option for option, value in given.items() if value is not None]:
+            raise UsageError(f"A loaded module is taken as it is; {', '.join(asked)} must be set where it is loaded.")
+        hf = getattr(source, "_orig_mod", source)  # what torch.compile made lets nobody look inside
+        name = getattr(hf.config, "_name_or_path", "") or type(hf).__name__
     else:
         name = str(source)
         hf, found = _from_pretrained(name, _dtype(dtype), attn, revision, trust_remote_code, device == "auto")

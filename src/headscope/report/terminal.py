@@ -32,6 +32,7 @@ def score_table(scores: xr.DataArray, k: int = 10) -> Table:
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
     """One row a role."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title="Roles, tested against matched random heads")
@@ -42,7 +43,7 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     for v in verdicts:
         colour = _COLOURS.get(v.verdict, "yellow")
         table.add_row(
-            v.role, f"[{colour}]{v.verdict}[/]", " ".join(v.components) or v.reason,
+            escape(v.role), f"[{colour}]{v.verdict}[/]", " ".join(v.components) or escape(v.reason),
             signed(v.effect), f"{signed(v.control_mean)} ± {plain(v.control_sd)}", plain(v.p, ".2g"),
         )  # fmt: skip
     return table

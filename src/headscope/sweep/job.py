@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from headscope.model import Model
 from headscope.sweep.metrics import Metric, measure
 from headscope.sweep.plan import Chunk, Plan, affordable_tokens, make_plan
 from headscope.trace import Edit
+from headscope.trace.hooks import active
 from headscope.trace.replay import Clean, check_sets, record, run_sets
 
 
@@ -34,13 +35,13 @@ class Job:
         """The clean pass, run once."""
         found = record(self.model, self.prompts, self.positions)
         check_sets(found, self.sets)
-        return found
+        # inside an `edited` block, its edits must find the rows and positions of the prompts in every pass
+        return replace(found, keys=None) if active(self.model) else found
 
     def plan(self) -> Plan:
         """Chunks that this machine's memory can hold."""
-        return make_plan(
-            self.model, self.clean, self.sets, self.positions, chunk_tokens=affordable_tokens(self.model, self.clean)
-        )
+        tokens = 1 if active(self.model) else affordable_tokens(self.model, self.clean)
+        return make_plan(self.model, self.clean, self.sets, self.positions, chunk_tokens=tokens)
 
     def run(self, chunk: Chunk) -> Tensor:
         """[set, prompt] values of one chunk; in halves where the device runs out of memory."""

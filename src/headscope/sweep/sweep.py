@@ -19,6 +19,7 @@ from headscope.sweep.job import Job, check_metric
 from headscope.sweep.metrics import Metric, measure
 from headscope.sweep.plan import Chunk
 from headscope.trace import Edit, resolve, trace
+from headscope.trace.hooks import active
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -69,6 +70,10 @@ def sweep(
     The values are those of one pass an edit, but layers below the edited one and positions before it are run once, and
     edits go through a pass together (see `plan`). Raises UsageError for what is no edit, no metric or no engine.
     """
+    if active(model) and (out is not None or engine != "local"):
+        raise UsageError(
+            "Inside an edited() block a sweep runs locally, without a folder; put the edits into each set."
+        )
     job = make_job(model, prompts, edits, metric)
     folder = None if out is None else RunFolder(out)
     plan = job.plan() if folder is None else folder.begin(job, resume=resume)

@@ -17,6 +17,12 @@ from torch.overrides import TorchFunctionMode
 
 _MATMULS = {"matmul", "__matmul__", "bmm", "baddbmm"}
 
+
+def _blind(scores: Tensor) -> Tensor:
+    """[…, query, 1]: queries that may look at no key; they attend to nothing, whatever a softmax makes of it."""
+    return (scores <= torch.finfo(scores.dtype).min / 2).all(-1, keepdim=True)
+
+
 #: what the tap calls with a site's name and its tensor; returns the tensor to go on with
 Visit = Callable[[str, Tensor], Tensor]
 
@@ -86,6 +92,8 @@ class AttentionTap(TorchFunctionMode):
                 scores = self._visit("attn_scores", scores)
             pattern = F.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
             pattern = pattern.nan_to_num(0.0).to(query.dtype)  # a padding row may see nothing at all
+            if "attn_scores" in self.edited:
+                pattern = pattern.masked_fill(_blind(scores), 0.0)
             if "pattern" in self.sites:
                 pattern = self._visit("pattern", pattern)
             if self.edited & {"attn_scores", "pattern"}:
@@ -118,6 +126,8 @@ class AttentionTap(TorchFunctionMode):
             if "attn_scores" in self.edited:
                 args[0] = scores.reshape(args[0].shape)
         pattern = func(*args, **kwargs)
+        if "attn_scores" in self.edited:
+            pattern = pattern.masked_fill(_blind(args[0]), 0.0)
         if "pattern" in self.sites:
             # eager code often takes the softmax in float32 and casts back before the product
             made = self._visit("pattern", self._four(pattern).to(args[0].dtype))

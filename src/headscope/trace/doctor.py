@@ -58,7 +58,9 @@ def doctor(model: Model) -> dict[str, Any]:
     identical = torch.equal(plain[0], again[0])
 
     def check(name: str, pairs: list[tuple[Tensor, Tensor]], floor: float = 0.0) -> None:
-        error = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs)
+        # tensor by tensor: Python's max passes over a NaN
+        errors = [(a - b).abs().max().double() / b.abs().max().double().clamp(min=1e-30) for a, b in pairs]
+        error = float(torch.stack([e.cpu() for e in errors]).max())
         good = error <= max(floor, TOLERANCE.get(model.dtype, 1e-2))
         checks.append({"name": name, "max_rel_error": error, "status": "passed" if good else "failed"})
 
@@ -67,9 +69,11 @@ def doctor(model: Model) -> dict[str, Any]:
             check(name, make(), floor)
         except NotApplicable as error:
             unverified.append(f"{name}: {error}")
+        except RuntimeError:  # shapes that do not fit: this model computes something else
+            checks.append({"name": name, "max_rel_error": float("inf"), "status": "failed"})
 
     layers = range(anatomy.n_layers)
-    check("embed + attn_out + mlp_out = residual", _sums(model, run, sites))
+    attempt("embed + attn_out + mlp_out = residual", lambda: _sums(model, run, sites))
     attempt("sum of heads + bias = attn_out", lambda: [_heads(model, run, layer) for layer in layers])
     attempt("pattern @ v = z", lambda: _mix(model, inputs, run))
     # many families take the softmax in float32 whatever the model's dtype

@@ -37,6 +37,7 @@ class Edit:
     mean, resample and patch take their values from until they are resolved. `positions`: prompt positions (padding
     is never one), the word "generated", or None for all. `rows`: batch rows, or None for all. `part`: k, v or kv,
     for kv heads. `edges`: (query, key) pairs, for mask_edges; None in a pair stands for every position.
+    `mask` [batch, pos]: real positions of the source of patch and resample, None where it has no padding.
     """
 
     op: str
@@ -48,6 +49,7 @@ class Edit:
     part: str = "kv"
     edges: tuple[tuple[int | None, int | None], ...] = ()
     seed: int = 0
+    mask: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.op not in OPS:
@@ -66,7 +68,14 @@ class Edit:
         for name, numbers in (("positions", self.positions), ("rows", self.rows)):
             if isinstance(numbers, tuple) and (not numbers or min(numbers) < 0):
                 raise UsageError(f"{name} is {numbers}; {name} count from 0, and there is at least one.")
+        if repeated := sorted({str(c) for c in self.components if self.components.count(c) > 1}):
+            raise UsageError(f"An edit names each component once, but {', '.join(repeated)} came again.")
         value, n = self.value, len(self.components)
+        if isinstance(value, Tensor) and value.ndim > self.axes:
+            raise UsageError(
+                f"'{self}' was given values of shape {tuple(value.shape)}; they have at most {self.axes} axes, "
+                + ("[component, batch, pos, unit]." if self.op in RECORDED else "[component, unit].")
+            )
         if isinstance(value, Tensor) and value.ndim == self.axes and value.shape[0] not in (1, n):
             raise UsageError(f"'{self}' was given values of shape {tuple(value.shape)}, but has {n} components.")
 
@@ -196,6 +205,7 @@ def save_edits(edits: Edit | list[Edit], path: str | Path) -> None:
                 "rows": edit.rows,
                 "part": edit.part,
                 "edges": edit.edges,
+                "mask": None if edit.mask is None else edit.mask.int().tolist(),
             }
         )
     write_json(path, {"format": "headscope-edits", "format_version": FORMAT, "edits": rows})
@@ -227,6 +237,8 @@ def _load(row: dict[str, Any]) -> Edit:
         value = float(value)
     where = {name: row[name] for name in ("positions", "rows", "part")}
     edges = tuple((q, k) for q, k in row["edges"])
+    if row.get("mask") is not None:
+        where["mask"] = torch.tensor(row["mask"]).bool()
     edit = _make(row["op"], row["components"], value, edges=edges, **where)
     kinds: dict[str, type] = {"scale": float, "zero": type(None), "mask_edges": type(None)}
     if not isinstance(value, kinds.get(edit.op, Tensor)):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from itertools import repeat
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from headscope.core.component import Component
 from headscope.core.errors import NotApplicable, UsageError, nearest
 from headscope.model import Model
-from headscope.model.discover import first_tensor
+from headscope.model.discover import first_tensor, uncompiled
 from headscope.trace.attention import AttentionTap
 from headscope.trace.edit import RECORDED, Edit, check_edit
 
@@ -37,6 +40,8 @@ SITES = {
     "mlp_out": "batch pos d_model",
     "resid_post": "batch pos d_model",
 }
+_ACTIVE: WeakKeyDictionary[nn.Module, list[Pass]] = WeakKeyDictionary()
+_LOCK = threading.Lock()
 _INSIDE = {"q", "k", "v", "attn_scores", "pattern"}
 
 
@@ -61,12 +66,21 @@ class Where:
     prompt: int = 0
     #: columns of a prompt whose first ones stand in a cache already, 0 where a cache means that tokens are generated
     replayed: int = 0
+    #: rows and columns of the prompts that generate() was given while it runs; beams and samples repeat the rows
+    asked: tuple[int, int] | None = None
+
+    @property
+    def copies(self) -> int:
+        """Rows of the batch for each row of the prompts."""
+        return max(1, self.shape[0] // self.asked[0]) if self.asked else 1
 
     def note(self, shape: tuple[int, int]) -> None:
         """A pass begins over `shape` new tokens."""
         self.shape = shape
         if self.replayed:
             self.prompt = self.replayed
+        elif self.asked:
+            self.prompt = self.asked[1]
         elif self.offset == 0:
             self.prompt = shape[1]
         elif not 0 < self.prompt <= self.offset:
@@ -113,11 +127,32 @@ class Where:
             chosen = chosen & torch.isin(index, torch.tensor(edit.positions, device=device)) & in_prompt
         if edit.rows is not None:
             rows = torch.zeros(index.shape[0], dtype=torch.bool, device=device)
-            if max(edit.rows) >= index.shape[0]:
-                raise UsageError(f"Row {max(edit.rows)} does not exist: the batch has {index.shape[0]} rows.")
-            rows[list(edit.rows)] = True
+            if max(edit.rows) >= index.shape[0] // self.copies:
+                raise UsageError(
+                    f"Row {max(edit.rows)} does not exist: the batch has {index.shape[0] // self.copies} rows."
+                )
+            for row in edit.rows:
+                rows[row * self.copies : (row + 1) * self.copies] = True
             chosen = chosen & rows[:, None]
         return chosen
+
+    def fits(self, edit: Edit, value: Tensor, chosen: Tensor) -> None:
+        """Raise UsageError where the values of a run [batch, pos, unit] are not those of the same rows and positions."""
+        if value.shape[:2] != chosen.shape:
+            raise UsageError(
+                f"The edit '{edit}' has values of shape {tuple(value.shape)}, which do not fit {tuple(chosen.shape)} "
+                "rows and positions; take a source of as many rows and positions as the prompts."
+            )
+        if self.mask is None and edit.mask is None:
+            return
+        mask = None if edit.mask is None else edit.mask.repeat_interleave(self.copies, 0)
+        source = Where(mask, self.offset, self.shape)
+        other = source.index(chosen.shape[1]).to(chosen.device) != self.index(chosen.shape[1]).to(chosen.device)
+        if bool((other & chosen).any()):
+            raise UsageError(
+                f"The edit '{edit}' has values of a source that is padded otherwise than the prompts, so that its positions "
+                "are not theirs; take prompts of the same lengths."
+            )
 
     def aligned(self, value: Tensor, chosen: Tensor) -> Tensor:
         """A prompt's values [..., pos, unit] laid over the columns of `chosen` in a pass that goes on from a cache.
@@ -125,7 +160,7 @@ class Where:
         Values that `chosen` needs but the prompt has not got are left out, so that the shapes do not fit.
         """
         columns, length = self.columns(chosen.shape[1]), value.shape[-2]
-        if self.offset == 0 or length == 1 or bool(chosen[:, (columns >= length).to(chosen.device)].any()):
+        if (self.offset == 0 and not self.asked) or bool(chosen[:, (columns >= length).to(chosen.device)].any()):
             return value
         value = value[..., columns[columns < length].to(value.device), :]
         return torch.nn.functional.pad(value, (0, 0, 0, len(columns) - value.shape[-2]))
@@ -147,6 +182,7 @@ class Pass:
     where: Where = field(default_factory=Where)
     slots: list[int] | None = None
     rows_a_slot: int = 0
+    thread: int = field(default_factory=threading.get_ident)
 
     def __post_init__(self) -> None:
         anatomy = self.model.anatomy
@@ -227,7 +263,11 @@ class Pass:
             if isinstance(value, Tensor):
                 value = value[i if value.shape[0] > 1 else 0] if value.ndim >= edit.axes else value
                 value = value.to(x.device, x.dtype)
-                value = where.aligned(value, chosen) if edit.op in RECORDED else value
+                if edit.op in RECORDED:
+                    whole_run = edit.value.ndim == edit.axes
+                    value = where.aligned(value.repeat_interleave(where.copies, 0) if whole_run else value, chosen)
+                    if whole_run:
+                        where.fits(edit, value, chosen)
             index: tuple[Any, ...] = (..., component.index, slice(None)) if x.ndim == 4 else (...,)
             if site == "neuron":
                 index = (..., slice(component.index, component.index + 1))  # type: ignore[operator]
@@ -253,16 +293,48 @@ class Pass:
         """Hooks on the model while the block runs, and none of them after it."""
         self._handles: list[Any] = []
         self._taps: list[AttentionTap] = []
+        hf = self.model.hf
+        generate = hf.__dict__.get("generate")
+        _enter(self)
         try:
+            if hasattr(hf, "generate"):
+                hf.generate = self._noting(hf.generate)
             for layer in range(self.model.anatomy.n_layers):
                 self._hook_layer(layer)
             first = self.model.anatomy.blocks[0].block
             self._handles.append(first.register_forward_pre_hook(self._note_shape, with_kwargs=True, prepend=True))
             self._handles.append(self.model.hf.register_forward_pre_hook(self._note_batch, with_kwargs=True))
-            yield self
+            with uncompiled(hf):
+                yield self
         finally:
             for handle in self._handles:
                 handle.remove()
+            for tap in reversed(self._taps):  # still open where the pass was stopped by Ctrl-C
+                tap.__exit__(None, None, None)
+            self._taps.clear()
+            if generate is not None:
+                hf.generate = generate
+            else:
+                hf.__dict__.pop("generate", None)
+            with _LOCK:
+                _ACTIVE[hf] = [other for other in _ACTIVE[hf] if other is not self]
+
+    def _noting(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        """`generate` that says which rows and columns it was given: later passes alone do not tell."""
+
+        @wraps(generate)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            names = ("inputs", "input_ids", "inputs_embeds")
+            given = args[0] if args else next((kwargs[n] for n in names if kwargs.get(n) is not None), None)
+            self.where.asked = (
+                (given.shape[0], given.shape[1]) if isinstance(given, Tensor) and given.ndim > 1 else None
+            )
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                self.where.asked = None
+
+        return noting
 
     def _note_batch(self, hf: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if len(args) > 1:  # a mask or cache may be among them
@@ -393,6 +465,23 @@ class Pass:
 
         self._handles.append(module.register_forward_pre_hook(enter))
         self._handles.append(module.register_forward_hook(leave, always_call=True))
+
+
+def _enter(working: Pass) -> None:
+    """Note that a pass is at work. Raises UsageError where another thread's is: hooks are a model's, not a thread's."""
+    with _LOCK:
+        others = _ACTIVE.setdefault(working.model.hf, [])
+        if any(other.thread != working.thread for other in others):
+            raise UsageError(
+                f"{working.model.name} is being traced or edited in another thread, and edits there would show here. "
+                "Take turns, or load the model once a thread."
+            )
+        others.append(working)
+
+
+def active(model: Model) -> list[Pass]:
+    """The passes whose hooks are on the model now, those of `edited` blocks among them."""
+    return list(_ACTIVE.get(model.hf, ()))
 
 
 def _changed(edit: Edit, unit: Tensor, value: Any) -> Tensor:

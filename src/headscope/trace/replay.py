@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
-from headscope.model.discover import first_tensor
+from headscope.model.discover import first_tensor, uncompiled
 from headscope.trace.edit import Edit
 from headscope.trace.hooks import Pass
 from headscope.trace.run import arguments, narrowed, prepare
@@ -31,7 +31,7 @@ class Clean:
 
     `outputs`: of each layer, as the layer gives it (a tensor or a tuple). `keys`: of each layer keys and values
     [batch, kv_head, pos, d_head], or None where the model cannot go on from them. `logits` [batch, m, vocab] at the
-    positions asked for.
+    positions asked for. `sizes`: the first axis of what the first layer is given, by place or name.
     """
 
     tokens: Tensor
@@ -39,6 +39,7 @@ class Clean:
     outputs: list[Any]
     keys: list[tuple[Tensor, Tensor]] | None
     logits: Tensor
+    sizes: dict[int | str, Any]
 
     @property
     def pads(self) -> Tensor:
@@ -59,6 +60,12 @@ def record(model: Model, inputs: Any, positions: Tensor) -> Clean:
         part.block.register_forward_hook(lambda _, args, output: outputs.append(output))
         for part in model.anatomy.blocks
     ]
+    sizes: dict[int | str, Any] = {}
+
+    def measure(_: Any, args: Any, kwargs: Any) -> None:
+        sizes.update({key: _size(x) for key, x in [*enumerate(args), *kwargs.items()]})
+
+    hooks.append(model.anatomy.blocks[0].block.register_forward_pre_hook(measure, with_kwargs=True))
     name = _cache_name(model) if model.is_causal else None
     if name is not None:
         from transformers.cache_utils import DynamicCache
@@ -66,7 +73,7 @@ def record(model: Model, inputs: Any, positions: Tensor) -> Clean:
         # without a configuration it keeps every position, also of layers that look back through a window only
         kwargs = {**kwargs, name: DynamicCache(), "use_cache": True}
     try:
-        with narrowed(model, mask, positions):
+        with narrowed(model, mask, positions), uncompiled(model.hf):
             output = model.hf(**kwargs)
     finally:
         for hook in hooks:
@@ -75,7 +82,7 @@ def record(model: Model, inputs: Any, positions: Tensor) -> Clean:
         raise NotApplicable(f"{model.name} gives no logits; sweeps need a language-model head.")
     padded = None if mask is None or bool(mask.all()) else mask
     keys = None if name is None else _keys(kwargs[name], tokens.shape[1], len(outputs))
-    return Clean(tokens, padded, outputs, keys, output.logits)
+    return Clean(tokens, padded, outputs, keys, output.logits, sizes)
 
 
 def _cache_name(model: Model) -> str | None:
@@ -180,7 +187,7 @@ def _joining(model: Model, clean: Clean, working: Pass, column: int, joined: lis
     before = [block.__dict__.get("forward") for block in blocks]
     try:
         for i, block in enumerate(blocks):
-            block.forward = _partial(block.forward, working, clean.outputs[i], column, joined[i], joined[i + 1])
+            block.forward = _partial(block.forward, working, clean, i, column, joined[i], joined[i + 1])
         yield
     finally:
         for block, old in zip(blocks, before, strict=True):
@@ -190,9 +197,9 @@ def _joining(model: Model, clean: Clean, working: Pass, column: int, joined: lis
                 block.forward = old
 
 
-def _partial(forward: Any, working: Pass, output: Any, column: int, now: int, then: int) -> Any:
+def _partial(forward: Any, working: Pass, clean: Clean, layer: int, column: int, now: int, then: int) -> Any:
     """A layer's forward for the first `now` sets of the batch; `then` of them go on."""
-    batch = working.rows_a_slot
+    batch, output, sizes = working.rows_a_slot, clean.outputs[layer], clean.sizes
     recorded = first_tensor(output)[:, column:]
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -202,8 +209,8 @@ def _partial(forward: Any, working: Pass, output: Any, column: int, now: int, th
         made, rest = hidden, output[1:] if isinstance(output, tuple) else ()
         if now:
             working.where.shape = (rows, whole[1])
-            given = [_rows(x, rows, total) for x in args], {k: _rows(x, rows, total) for k, x in kwargs.items()}
-            found = forward(*given[0], **given[1])
+            places = [_rows(x, rows, total, sizes.get(i)) for i, x in enumerate(args)]
+            found = forward(*places, **{k: _rows(x, rows, total, sizes.get(k)) for k, x in kwargs.items()})
             working.where.shape = whole
             if rows == total:
                 return found
@@ -216,10 +223,20 @@ def _partial(forward: Any, working: Pass, output: Any, column: int, now: int, th
     return run
 
 
-def _rows(x: Any, rows: int, total: int) -> Any:
-    """The part of an argument that belongs to the first rows of the batch; heads may be folded into its first axis."""
+def _size(x: Any) -> Any:
     if isinstance(x, tuple):
-        return tuple(_rows(item, rows, total) for item in x)
-    if isinstance(x, Tensor) and x.ndim > 1 and x.shape[0] > 1 and x.shape[0] % total == 0:
+        return tuple(map(_size, x))
+    return x.shape[0] if isinstance(x, Tensor) and x.ndim else None
+
+
+def _rows(x: Any, rows: int, total: int, size: Any) -> Any:
+    """The part of an argument that belongs to the first rows of the batch; heads may be folded into its first axis.
+
+    What has the same first axis for a batch of another `size` has none for the batch (a bias [head, …], say).
+    """
+    if isinstance(x, tuple):
+        sizes = size if isinstance(size, tuple) and len(size) == len(x) else [None] * len(x)
+        return tuple(_rows(item, rows, total, s) for item, s in zip(x, sizes, strict=True))
+    if isinstance(x, Tensor) and x.ndim > 1 and x.shape[0] not in (1, size) and x.shape[0] % total == 0:
         return x[: rows * (x.shape[0] // total)]
     return x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headscope.core.errors import UsageError
 from headscope.model import Model
-from headscope.trace.edit import Edit
+from headscope.trace.edit import RECORDED, Edit
 from headscope.trace.hooks import SITES, Capture, Pass
 
 
@@ -91,8 +91,21 @@ def prepare(model: Model, inputs: Any) -> tuple[Tensor | None, Tensor | None, di
     The mask goes to the model only where there is padding; with it go the positions, which most decoders would
     otherwise count through the padding.
     """
-    if isinstance(inputs, dict):
-        return None, None, inputs
+    if model.hf.training:
+        raise UsageError(
+            f"{model.name} is in training mode, where dropout makes every pass another one; call model.hf.eval() first."
+        )
+    if isinstance(inputs, Mapping):  # also what a tokenizer gives
+        ids, given = inputs.get("input_ids"), inputs.get("attention_mask")
+        if not isinstance(ids, Tensor):
+            if "input_ids" in inputs:
+                raise UsageError(
+                    "input_ids must be a tensor [batch, pos]; call the tokenizer with return_tensors='pt'."
+                )
+            return None, None, dict(inputs)
+        if not isinstance(given, Tensor) or given.shape != ids.shape:
+            given = torch.ones_like(ids)
+        return ids, given.bool(), dict(inputs)
     if hasattr(inputs, "positions") and hasattr(inputs, "tokens"):
         tokens, mask = model.tokens(inputs.tokens)
         mask = mask if inputs.mask is None else inputs.mask.to(mask.device).bool()
@@ -112,7 +125,13 @@ def arguments(model: Model) -> set[str]:
     """What the Hugging Face model's forward takes."""
     import inspect
 
-    return set(inspect.signature(model.hf.forward).parameters)
+    # the forward of an adapter's wrapper hands on what it does not name
+    hf = (
+        model.hf.get_base_model()
+        if hasattr(model.hf, "peft_config") and hasattr(model.hf, "get_base_model")
+        else model.hf
+    )
+    return set(inspect.signature(hf.forward).parameters)
 
 
 @contextmanager
@@ -169,6 +188,7 @@ def _resolve(model: Model, edit: Edit) -> Edit:
     if not isinstance(run, Run):
         run = trace(model, run, [Capture(site, sorted({c.layer for c in edit.components}))], logits=None)
     values = []
+    mask = run.mask
     for component in edit.components:
         x = run[site, component.layer]
         x = x[..., component.index, :] if x.ndim == 4 else x
@@ -182,8 +202,10 @@ def _resolve(model: Model, edit: Edit) -> Edit:
             generator = torch.Generator().manual_seed(edit.seed)
             shift = int(torch.randint(1, x.shape[0], (1,), generator=generator))
             x = x.roll(shift, 0)
+            mask = None if run.mask is None else run.mask.roll(shift, 0)
         values.append(x)
-    return replace(edit, value=torch.stack(values), source=None)
+    kept = mask if edit.op in RECORDED and mask is not None and not bool(mask.all()) else None
+    return replace(edit, value=torch.stack(values), source=None, mask=kept)
 
 
 __all__ = ["SITES", "Run", "edited", "prepare", "resolve", "trace"]

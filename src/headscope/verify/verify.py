@@ -182,6 +182,8 @@ def _chosen(model: Model, row: Role, given: Any, seed: int) -> list[Component]:
     chosen = list(components(given))
     if any(c.kind != "head" for c in chosen):
         raise UsageError("verify tests attention heads; name them like L5H3.")
+    if repeated := sorted({str(c) for c in chosen if chosen.count(c) > 1}):
+        raise UsageError(f"verify takes each head once, but {', '.join(repeated)} came again.")
     known = set(model.heads())
     if unknown := [str(c) for c in chosen if c not in known]:
         raise UsageError(f"{', '.join(unknown)} does not exist in {model.name}, which has {model.anatomy.n_layers} layers "
