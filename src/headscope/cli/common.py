@@ -57,7 +57,8 @@ class Common:
             return
         from rich.console import Console
 
-        human(Console(highlight=False))
+        # piped output is not cut to the width of a terminal that is not there
+        human(Console(highlight=False, width=None if sys.stdout.isatty() else 160))
 
 
 def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

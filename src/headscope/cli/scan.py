@@ -86,6 +86,8 @@ def scan(
         from headscope.report.terminal import verdict_table
 
         console.print(verdict_table(atlas.verdicts))
+        for v in atlas.verdicts:
+            console.print(f"{v.role}, {v.verdict}: {v.claim} ({v.reason})", markup=False)
         for why in atlas.skipped.values():
             console.print(f"Not run: {why}", markup=False)
         if left:
@@ -115,7 +117,7 @@ def verify(
     n_controls: Controls = 20,
     force: Force = False,
 ) -> None:
-    """Test whether heads have a role: zero them on held-out prompts, against matched random heads."""
+    """Test whether heads have a role: replace their output on held-out prompts, against matched random heads."""
     from headscope.core.component import components
     from headscope.verify import get_role
     from headscope.verify import verify as verify_role
@@ -135,7 +137,7 @@ def _show_verdict(console: Console, verdict: Verdict) -> None:
     from headscope.report.terminal import verdict_table
 
     console.print(verdict_table([verdict]))
-    console.print(verdict.reason, markup=False)
+    console.print(f"{verdict.claim}: {verdict.reason}", markup=False)
 
 
 def compare(
@@ -154,13 +156,15 @@ def compare(
         "after": str(after),
         "changed": found.heads.to_dict("records"),
         "roles": found.roles,
+        "notes": found.notes,
     }
 
     def human(console: Console) -> None:
         from headscope.report.terminal import change_table, role_changes
 
-        console.print(change_table(found.heads.head(top)))
-        for line in role_changes(found.roles):
-            console.print(line)
+        changed = found.heads[found.heads.edited | (found.heads.change > 0)]
+        console.print(change_table(changed.head(top)) if len(changed) else "No head changed.")
+        for line in [*role_changes(found.roles), *found.notes]:
+            console.print(line, markup=False)
 
     common.show(document, human)

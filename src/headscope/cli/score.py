@@ -69,8 +69,13 @@ def score(
     document = {"dims": list(scores.dims), "values": frame[present].to_dict("records"), **scores.attrs}
 
     def human(console: Console) -> None:
+        from rich.markup import escape
+
         from headscope.report.terminal import score_table
 
+        console.print(
+            f"[b]{method}[/b] on {escape(loaded.name)}; higher: {scores.attrs['higher_means']}", soft_wrap=True
+        )
         console.print(score_table(scores, top))
 
     common.show(document, human)
@@ -98,7 +103,7 @@ def methods(
 
         table = Table(box=None)
         for name in ("method", "kind", "finds", "paper", "costs"):
-            table.add_column(name)
+            table.add_column(name, no_wrap=name in ("method", "kind"), overflow="fold")
         for spec in specs:
             table.add_row(spec.id, spec.kind, spec.info["title"], ", ".join(spec.info["papers"]), spec.info["cost"])
         console.print(table)

@@ -23,7 +23,7 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}.scroll{overflow-x:auto}
 .not-supported{background:rgba(var(--off),.25)}.grids{display:flex;flex-wrap:wrap;gap:1.6rem}figure{margin:0}
 figcaption{font-size:.85rem;color:var(--soft);margin-bottom:.3rem}svg text{fill:var(--soft);font:10px system-ui,sans-serif}
 svg .c{fill:rgb(var(--on))}svg .x{fill:rgb(var(--off))}svg .f{fill:none;stroke:var(--line)}
-.grids figure{max-width:100%}.grids .s{width:205px}.l{fill:none;stroke-width:1.2}svg .l.c,svg .l.x{fill:none}.l.c{stroke:rgb(var(--on))}
+.grids figure{max-width:100%}.s figcaption{min-height:6.3em}td:last-child{min-width:15rem}.grids .s{width:205px}.l{fill:none;stroke-width:1.2}svg .l.c,svg .l.x{fill:none}.l.c{stroke:rgb(var(--on))}
 .l.x{stroke:rgb(var(--off))}
 """
 
@@ -38,7 +38,7 @@ def render(atlas: Atlas) -> str:
         f"<h1>Heads of {name}</h1><p>{size} · fingerprint {escape(atlas.model['fingerprint'])} · seed {atlas.seed}</p>",
         "<h2>Roles, tested</h2>",
         _verdicts(atlas.verdicts),
-        "<h2>Scores</h2><p>Columns are heads, rows are layers from the top. Hover for values. A score alone is not a "
+        "<h2>Scores</h2><p>Columns are heads, rows are layers, the last one at the top. Hover for values. A score alone is not a "
         "role: only the table above was tested by intervention.</p>",
         f'<div class="grids">{"".join(_grid(i, s) for i, s in atlas.scores.items() if s.ndim == 2)}</div>',
         "<h2>Top heads at work</h2><p>Attention of each method's top head on a real prompt: rows look at columns.</p>",
@@ -155,8 +155,11 @@ def _pattern(example: dict[str, Any]) -> str:
         if example["pattern"][q][k] >= 0.005
     )
     labels = "".join(f'<text x="86" y="{q * cell + 9}" text-anchor="end">{tokens[q]}</text>' for q in range(n))
+    foot = "".join(
+        f'<text transform="translate({93 + k * cell},{n * cell + 6}) rotate(60)">{tokens[k]}</text>' for k in range(n)
+    )
     caption = f"<b>{escape(example['head'])}</b>, top of {escape(example['method'])}"
     return (
-        f'<figure><figcaption>{caption}</figcaption><svg width="{90 + n * cell}" height="{n * cell}" role="img">'
-        f'<rect class="f" x="90" y="0" width="{n * cell}" height="{n * cell}"/>{labels}{cells}</svg></figure>'
+        f'<figure><figcaption>{caption}</figcaption><svg width="{110 + n * cell}" height="{n * cell + 60}" role="img">'
+        f'<rect class="f" x="90" y="0" width="{n * cell}" height="{n * cell}"/>{labels}{foot}{cells}</svg></figure>'
     )

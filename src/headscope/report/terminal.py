@@ -22,7 +22,7 @@ def score_table(scores: xr.DataArray, k: int = 10) -> Table:
 
     from headscope.core.scores import top
 
-    table = Table(title=f"{scores.attrs.get('method', 'scores')} · {scores.attrs.get('higher_means', '')}")
+    table = Table()
     table.add_column("component")
     table.add_column("score", justify="right")
     for component in top(scores, k):
@@ -35,9 +35,10 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="Roles, tested against matched random heads")
-    for name in ("role", "verdict", "heads"):
-        table.add_column(name)
+    table = Table(title="Roles, tested against matched random heads", title_justify="left")
+    for name in ("role", "verdict"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("heads")
     for name in ("effect", "random", "p"):
         table.add_column(name, justify="right")
     for v in verdicts:
@@ -53,9 +54,9 @@ def change_table(changes: pd.DataFrame) -> Table:
     """Rows of `compare`."""
     from rich.table import Table
 
-    table = Table(title="Heads that changed, edited ones first")
+    table = Table(title="Heads that changed, edited ones first", title_justify="left")
     for name in ("component", "own weights", "changed most in"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=name == "component", overflow="fold")
     for name in ("before", "after", "change (sd)"):
         table.add_column(name, justify="right")
     for row in changes.itertuples():
@@ -71,7 +72,7 @@ def change_table(changes: pd.DataFrame) -> Table:
 def role_changes(roles: list[dict[str, str | None]]) -> list[str]:
     """A line for every role that was tested in either atlas."""
     return [
-        f"{row['role']}: {row['before'] or 'not tested'}"
-        + ("" if row["before"] == row["after"] else f" → {row['after'] or 'not tested'}")
+        f"role {row['role']}: {row['before'] or 'not tested'}"
+        + (" in both" if row["before"] == row["after"] else f" → {row['after'] or 'not tested'}")
         for row in roles
     ]

@@ -43,6 +43,11 @@ class Run:
         values = [layers[i] for i in sorted(layers)]
         return torch.stack(values) if all(isinstance(value, Tensor) for value in values) else values
 
+    def __repr__(self) -> str:
+        sites = ", ".join(f"{site} of {len(layers)} layers" for site, layers in self.stored.items())
+        shape = None if self.logits is None else tuple(self.logits.shape)
+        return f"Run({sites or 'nothing captured'}; logits {shape})"
+
     def __contains__(self, site: str) -> bool:
         return site in self.stored
 

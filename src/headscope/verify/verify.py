@@ -77,9 +77,10 @@ def decide(v: Verdict, p: float) -> Verdict:
     if high < v.margin:
         where = "on the wrong side of the controls" if high < 0 else f"no larger than the margin of {v.margin:.2g}"
         return replace(v, p=p, verdict="not supported", reason=f"{figures}; the difference is {where}")
+    few = v.p_raw <= 2.0**-v.n_seeds * 1.001 and p > ALPHA
     missing = [
         word
-        for word, fails in (("p is above 0.05", p > ALPHA), ("the interval holds 0", low <= 0), ("a control set does as much", not beyond))
+        for word, fails in (("p is above 0.05" + (f", which {v.n_seeds} prompts cannot get under here; take more" if few else ""), p > ALPHA), ("the interval holds 0", low <= 0), ("a control set does as much", not beyond))
         if fails
     ]  # fmt: skip
     return replace(v, p=p, verdict="inconclusive", reason=f"{figures}; {', '.join(missing)}")
