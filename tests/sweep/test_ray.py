@@ -67,6 +67,21 @@ def test_a_killed_worker_is_replaced(cluster: None, tiny: Model, tmp_path: Path)
     np.testing.assert_allclose(found, hs.sweep(tiny, tokens, hs.each_head(hs.zero), deadly).values, rtol=0, atol=1e-12)
 
 
+def test_a_model_that_gave_its_hidden_states_before(cluster: None) -> None:
+    """transformers leaves hooks behind on it that cannot be sent to another process."""
+    from families.tiny import build
+
+    model = hs.load(build("llama"))
+    tokens = torch.randint(5, 96, (3, 12), generator=torch.Generator().manual_seed(0))
+    model.hf(tokens, output_hidden_states=True, output_attentions=True)
+
+    def metric(logits: torch.Tensor) -> torch.Tensor:
+        return logits[:, -1, 7]
+
+    found = hs.sweep(model, tokens, hs.each_head(hs.zero), metric, engine="ray").values
+    np.testing.assert_allclose(found, hs.sweep(model, tokens, hs.each_head(hs.zero), metric).values, rtol=0, atol=1e-12)
+
+
 def test_an_error_in_a_worker_is_the_users_error(cluster: None, tiny: Model) -> None:
     tokens = torch.randint(5, 96, (3, 12))
     with pytest.raises(HeadscopeError, match="one value a prompt"):
