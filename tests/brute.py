@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from headscope.model import Model
+from headscope.tasks import Prompts
 
 Change = Callable[[Tensor], Tensor]
 D_HEAD = 8
+#: paths of two projections of layer 1
+O1, DOWN1 = "model.layers.1.self_attn.o_proj", "model.layers.1.mlp.down_proj"
 
 
 @contextmanager
@@ -57,3 +60,25 @@ def setting(columns: slice, make: Change, rows: Any = slice(None), positions: An
         return x
 
     return change
+
+
+def some_tokens(batch: int = 3, width: int = 9, seed: int = 0) -> Tensor:
+    return torch.randint(5, 96, (batch, width), generator=torch.Generator().manual_seed(seed))
+
+
+def some_vector(size: int, seed: int = 3) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def padded_prompts() -> Prompts:
+    tokens = some_tokens(2)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1, :4] = False
+    at = torch.full((2, 1), 8)
+    return Prompts(name="t", seed=0, tokens=tokens, positions=at, target=tokens[:, -1:], mask=mask)
+
+
+def state_of(model: Model) -> tuple[int, list[Any]]:
+    """Hooks on the model, and modes of torch: what an edit must leave as it was."""
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.hf.modules())
+    return hooks, torch.overrides._get_current_function_mode_stack()
