@@ -62,9 +62,9 @@ class Model:
         """The kv head that query head `index` reads."""
         return self.anatomy.kv_of(index)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """Hash of the configuration and of the weights' names, shapes and a sample of their values."""
+        """Hash of the configuration and of the weights' names, shapes and a sample of their values, as they are now."""
         digest = hashlib.sha256()
         config = self.hf.config.to_dict()
         # where it was loaded from and by which version says nothing about what the model computes
