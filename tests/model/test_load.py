@@ -358,3 +358,11 @@ def test_a_model_whose_shapes_do_not_fit_is_refused() -> None:
     config = transformers.ConvBertConfig(**TEXT, embedding_size=32)
     with pytest.raises(ModelError, match="self-check"):
         hs.load(transformers.ConvBertForMaskedLM(config).eval())
+
+
+def test_the_fingerprint_sees_an_edited_head() -> None:
+    model = hs.load(build("llama"))
+    before = model.fingerprint
+    with torch.no_grad():
+        model.anatomy.W_O(1, 2).mul_(0.5)
+    assert model.fingerprint != before
