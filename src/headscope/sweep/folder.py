@@ -35,7 +35,7 @@ class RunFolder:
         the folder cannot be used.
         """
         if not self.manifest.exists():
-            if self.path.exists() and any(self.path.iterdir()):
+            if self.path.is_file() or (self.path.exists() and any(self.path.iterdir())):
                 raise FileError(
                     f"{self.path} exists and holds no sweep (it has no manifest.json); choose another place."
                 )

@@ -43,10 +43,14 @@ def _each(model: Model, kind: Any, n: int | None = None) -> list[Component]:
 
 
 def components_over(model: Model, over: str) -> list[Component]:
-    """All components of a kind: heads, kv-heads, neurons, attn, mlp, resid or layers. Raises UsageError for another."""
+    """All components of a kind: heads, kv-heads, neurons, attn, mlp, resid or layers. Raises UsageError for another,
+    NotApplicable where the model has none."""
     if over not in OVER:
         raise UsageError(f"There is nothing called {over!r} to go over.{nearest(over, OVER)}")
-    return OVER[over][1](model)
+    found = OVER[over][1](model)
+    if not found:
+        raise NotApplicable(f"{model.name} has no {over} that headscope can edit.")
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +127,9 @@ def attribution_patching(
             "The metric is the same on the clean and the corrupted prompts, so there is nothing to explain."
         )
     value = (bad if direction == "denoise" else good).sum()
+    if not value.requires_grad:
+        name = metric if isinstance(metric, str) else getattr(metric, "__name__", "given")
+        raise UsageError(f"The metric {name} has no gradient; take logit_diff, loss, prob or logit, or patch exactly.")
     layers = range(model.anatomy.n_layers)
     gradients = torch.autograd.grad(value, [here[site, layer] for layer in layers])
     moved = torch.stack([(there[site, i] - here[site, i].detach()) * gradients[i] for i in layers])

@@ -74,6 +74,8 @@ def sweep(
         raise UsageError(
             "Inside an edited() block a sweep runs locally, without a folder; put the edits into each set."
         )
+    if engine not in ("local", "ray"):
+        raise UsageError(f"There is no engine {engine!r}.{nearest(engine, ['local', 'ray'])}")
     job = make_job(model, prompts, edits, metric)
     folder = None if out is None else RunFolder(out)
     plan = job.plan() if folder is None else folder.begin(job, resume=resume)
@@ -127,12 +129,10 @@ def _results(job: Job, todo: list[tuple[int, Chunk]], engine: str) -> Iterator[t
     if engine == "local":
         for number, chunk in todo:
             yield number, job.run(chunk)
-    elif engine == "ray":
+    elif todo:
         from headscope.sweep.ray_engine import run_chunks
 
-        yield from run_chunks(job, todo) if todo else ()
-    else:
-        raise UsageError(f"There is no engine {engine!r}.{nearest(engine, ['local', 'ray'])}")
+        yield from run_chunks(job, todo)
 
 
 def _set(item: Edit | Iterable[Edit]) -> list[Edit]:
