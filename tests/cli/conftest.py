@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 from collections.abc import Callable
@@ -80,6 +81,32 @@ def cli() -> Callable[..., Done]:
 @pytest.fixture(scope="session")
 def fits() -> Callable[[Any, str], None]:
     return check
+
+
+def _tree(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.fixture(scope="session")
+def tree() -> Callable[[Path], dict[str, str]]:
+    """All that lies in a folder, with hashes."""
+    return _tree
+
+
+@pytest.fixture
+def refuse(checkpoints: Path, tmp_path: Path) -> Callable[..., None]:
+    """Run a command, in which @name stands for a checkpoint, and see that it is refused and writes nothing."""
+
+    def check_refusal(status: int, words: str | tuple[str, ...], *arguments: Any) -> None:
+        before = _tree(tmp_path)
+        done = run(*(str(a).replace("@", f"{checkpoints}/") for a in arguments))
+        done.refused(status, *([words] if isinstance(words, str) else words))
+        assert _tree(tmp_path) == before
+
+    return check_refusal
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,26 +17,6 @@ import pytest
 import headscope as hs
 
 Cli = Callable[..., Any]
-
-
-def _tree(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        for path in folder.rglob("*")
-    }
-
-
-@pytest.fixture
-def refuse(cli: Cli, checkpoints: Path, tmp_path: Path) -> Callable[..., None]:
-    """Run a command, in which @name stands for a checkpoint, and see that it is refused and writes nothing."""
-
-    def check(status: int, words: str | tuple[str, ...], *arguments: Any) -> None:
-        before = _tree(tmp_path)
-        done = cli(*(str(a).replace("@", f"{checkpoints}/") for a in arguments))
-        done.refused(status, *([words] if isinstance(words, str) else words))
-        assert _tree(tmp_path) == before
-
-    return check
 
 
 @pytest.mark.parametrize(
@@ -229,21 +208,23 @@ def test_edits_that_cannot_be_baked(refuse: Any, words: str, edit: Any) -> None:
     refuse(2, words, "edit", "bake", "@llama", "edits.json", "--out", "new/baked", "--json")
 
 
-def test_a_failed_scan_leaves_the_earlier_atlas(cli: Cli, scanned: tuple[Path, Any], tmp_path: Path, checkpoints: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_failed_scan_leaves_the_earlier_atlas(cli: Cli, tree: Any, scanned: tuple[Path, Any], tmp_path: Path,
+                                                checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     shutil.copytree(scanned[0], "atlas")
-    before = _tree(tmp_path)
+    before = tree(tmp_path)
     monkeypatch.setattr("headscope.report.html.render", lambda atlas: 1 / 0)
     done = cli("scan", checkpoints / "llama", "--methods", "bos-sink", "--n-seeds", 5, "--n-controls", 2)
     assert done.status == 1 and done.out == "" and "did not foresee (ZeroDivisionError" in done.err.splitlines()[-1]
-    assert _tree(tmp_path) == before
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("earlier", [True, False], ids=["an earlier atlas", "no earlier atlas"])
-def test_ctrl_c_leaves_no_trace(checkpoints: Path, scanned: tuple[Path, Any], tmp_path: Path, earlier: bool) -> None:
+def test_ctrl_c_leaves_no_trace(
+    tree: Any, checkpoints: Path, scanned: tuple[Path, Any], tmp_path: Path, earlier: bool
+) -> None:
     if earlier:
         shutil.copytree(scanned[0], "atlas")
-    before = _tree(tmp_path)
+    before = tree(tmp_path)
     command = [sys.executable, "-c", "from headscope.cli import main; main()", "scan", checkpoints / "llama"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -261,4 +242,4 @@ def test_ctrl_c_leaves_no_trace(checkpoints: Path, scanned: tuple[Path, Any], tm
     assert process.returncode == 130 and out == "", "".join(said) + rest
     assert rest.splitlines()[-1] == "Stopped; nothing was written." and "Traceback" not in rest
     assert all(line.endswith(" …") for line in rest.splitlines()[:-1])
-    assert _tree(tmp_path) == before
+    assert tree(tmp_path) == before

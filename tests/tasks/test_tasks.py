@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from headscope import tasks
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
 from headscope.tasks import Prompts
-from headscope.tasks.base import Case, from_cases
+from headscope.tasks.base import Case, from_cases, from_own, unusable
 from headscope.tasks.capitals import CAPITALS
 from headscope.tasks.needle import _THINGS
 from headscope.tasks.successor import SERIES
+from toys import worded
 
 #: tasks whose answer follows a text prompt
 TEXT = [name for name in tasks.names() if name not in ("repeated-tokens", "needle", "plain-text")]
@@ -259,10 +261,6 @@ def test_bad_files_are_named(smollm2: Model, tmp_path: Path) -> None:
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="cannot be read"):
         tasks.from_jsonl(tmp_path / "binary.jsonl", smollm2)
-    with pytest.raises(NotApplicable, match="one token"):
-        tasks.from_jsonl(
-            _file(tmp_path / "long.jsonl", {"prompt": "a", "answer": " antidisestablishmentarianism"}), smollm2
-        )
 
 
 @pytest.mark.real
@@ -276,3 +274,84 @@ def test_cases_that_cannot_be_used_are_dropped(smollm2: Model) -> None:
     ]
     prompts = from_cases(smollm2, "t", cases, 4, 0, metric="logit_diff", chance=0.0)
     assert prompts.meta["cases"] == [good]
+
+
+def _row(case: Case, **changes: object) -> dict[str, object]:
+    return {"prompt": case.prompt, "answer": case.answer, "foil": case.foil, "corrupt": case.corrupt, **changes}
+
+
+OWN = [
+    Case("The capital of France is", "Paris", "Rome", "The capital of Italy is"),
+    Case("Q : What is the capital of Peru ? A :", "Lima", "Madrid", "Q : What is the capital of Spain ? A :"),
+    Case("The capital of Egypt is", "Cairo", "Oslo", "The capital of Norway is"),
+]
+UNUSABLE = [
+    (replace(OWN[0], answer="Paris Rome"), "its answer 'Paris Rome' is not one token for LlamaForCausalLM"),
+    (replace(OWN[0], answer=""), "its answer '' is not one token"),
+    (replace(OWN[0], answer="xyzzy"), "its answer 'xyzzy' is not one token"),
+    (replace(OWN[0], foil="Rome ,"), "its foil 'Rome ,' is not one token"),
+    (replace(OWN[0], corrupt="The capital of all Italy is"), "it has 5 tokens and its corrupted twin 6"),
+]
+
+
+@pytest.fixture(scope="module")
+def words() -> Model:
+    """A random model that knows the words of the tasks."""
+    return worded()
+
+
+def test_own_prompts_stay_in_their_order(words: Model, tmp_path: Path) -> None:
+    prompts = from_own(words, "mine", OWN, seed=3)
+    assert (prompts.name, prompts.seed, prompts.metric, prompts.chance) == ("mine", 3, "logit_diff", 0.0)
+    assert prompts.meta["cases"] == OWN and prompts.mask is not None and prompts.corrupt is not None
+    assert _texts(words, prompts) == [case.prompt for case in OWN]
+    assert _texts(words, prompts, prompts.corrupt) == [case.corrupt for case in OWN]
+    assert _answers(words, prompts.target) == [case.answer for case in OWN]
+    assert _answers(words, prompts.foil) == [case.foil for case in OWN]
+    last = [max(i for i, real in enumerate(row) if real) for row in prompts.mask.tolist()]
+    assert prompts.positions.tolist() == [[i] for i in last]
+    # `make` takes a file for a task, all of it whatever n is
+    found = tasks.make(str(_file(tmp_path / "mine.jsonl", *map(_row, OWN))), words, 1, 3)
+    assert _rows(found) == _rows(prompts) and found.meta["cases"] == OWN and found.name == "mine"
+    assert found.corrupt is not None and torch.equal(found.corrupt, prompts.corrupt)
+
+
+def test_without_foils_or_twins(words: Model, tmp_path: Path) -> None:
+    short = {"prompt": "The capital of France is", "answer": "Paris"}
+    for rows in ([short], [short, _row(OWN[2])], [{**short, "foil": None, "corrupt": None}]):
+        found = tasks.make(str(_file(tmp_path / "plain.jsonl", *rows)), words)
+        assert len(found) == len(rows) and found.metric == "loss"
+        assert found.foil is None and found.corrupt is None and found.mask is None
+
+
+@pytest.mark.parametrize(("case", "reason"), UNUSABLE, ids=[reason for _, reason in UNUSABLE])
+def test_own_prompts_that_cannot_be_used(words: Model, tmp_path: Path, case: Case, reason: str) -> None:
+    assert (unusable(words, case) or "").startswith(reason) and unusable(words, OWN[0]) is None
+    with pytest.raises(UsageError, match=f"Prompt 2 of mine, 'The capital of France is', cannot be used: {reason}"):
+        from_own(words, "mine", [OWN[2], case])
+    if case.answer:
+        path = _file(tmp_path / "mine.jsonl", _row(OWN[2]), "", "", _row(case))
+        with pytest.raises(UsageError, match=f"line 4: the prompt cannot be used: {reason}") as caught:
+            tasks.make(str(path), words)
+        assert str(path) in str(caught.value)
+
+
+def test_a_file_may_hold_any_letters(words: Model, tmp_path: Path) -> None:
+    """Some editors start a file with a mark, and end its lines as Windows does; a text may hold a line separator."""
+    row = json.dumps(_row(OWN[0], prompt="The\u2028capital of France is"), ensure_ascii=False)
+    (tmp_path / "mine.jsonl").write_bytes(f"\ufeff{row}\r\n{json.dumps(_row(OWN[2]))}\r\n".encode())
+    found = tasks.make(str(tmp_path / "mine.jsonl"), words)
+    assert _texts(words, found) == [OWN[0].prompt, OWN[2].prompt]
+
+
+def test_own_prompts_need_text_and_room(words: Model, tiny: Model, tmp_path: Path) -> None:
+    path = _file(tmp_path / "mine.jsonl", _row(OWN[0]))
+    for make in (lambda: tasks.make(str(path), tiny), lambda: from_own(tiny, "mine", OWN)):
+        with pytest.raises(NotApplicable, match=r"task mine .*without a tokenizer"):
+            make()
+    with pytest.raises(UsageError, match=r"513 tokens.*at most 512"):
+        tasks.make(str(_file(tmp_path / "long.jsonl", {"prompt": "the " * 513, "answer": "Paris"})), words)
+    with pytest.raises(UsageError, match=r"none\.jsonl cannot be read"):
+        tasks.make(str(tmp_path / "none.jsonl"), words)
+    with pytest.raises(UsageError, match="has no prompts"):
+        tasks.make(str(_file(tmp_path / "empty.jsonl", "", " ")), words)

@@ -14,10 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headscope.core.errors import HeadscopeError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from headscope.model import Model
+
+
+class Stopped(HeadscopeError):
+    """Ctrl-C in a command that has written something: the sentence says what."""
+
+    exit_code = 130
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headscope.cli.common import Common, command, working
+from headscope.cli.common import Common, Stopped, command, working
 from headscope.cli.models import Name
 from headscope.cli.score import Force
 from headscope.core.errors import NotApplicable, UsageError, nearest
@@ -41,6 +44,22 @@ def register(app: typer.Typer) -> None:
     command(app, "patch")(patch)
 
 
+def _check_resume(out: Path | None, resume: bool) -> None:
+    if resume and out is None:
+        raise UsageError("--resume goes on with the sweep in a folder; name it by --out.")
+
+
+@contextmanager
+def _resumable(out: Path | None) -> Iterator[None]:
+    """Ctrl-C says how to go on, where there is something to go on with."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if out is None or not (out / "manifest.json").exists():
+            raise
+        raise Stopped(f"Stopped; {out} keeps what is done, and the same command with --resume goes on.") from None
+
+
 def sweep(
     common: Common,
     model: Name,
@@ -72,18 +91,17 @@ def sweep(
         )
     if positions not in ("all", "each", "last"):
         raise UsageError(f"--positions was given {positions!r}; it takes all, each or last.")
-    if resume and out is None:
-        raise UsageError("--resume goes on with the sweep in a folder; name it by --out.")
+    _check_resume(out, resume)
     loaded = common.load(model, force=force)
     prompts = hs.tasks.make(task, loaded, n, common.seed)
     if metric == "logit_diff" and prompts.foil is None:
         raise UsageError(f"The metric logit_diff needs prompts with a foil, which {task} has not; take loss or prob.")
-    edits = _edits(loaded, prompts, name, factor, over, positions, block)
+    edits = _edits(loaded, prompts, name, factor, over, positions, block, common.seed)
     if dry_run:
         cost = _cost(loaded, make_job(loaded, prompts, edits, metric))
         common.show({"model": loaded.name, **cost}, lambda console: _show_cost(console, cost))
         return
-    with working(f"Sweeping {over}") as steps:
+    with _resumable(out), working(f"Sweeping {over}") as steps:
         found = hs.sweep(
             loaded, prompts, edits, metric, out=out, resume=resume, engine=engine,
             progress=lambda done, total: steps(f"Sweeping {over}", done, total),
@@ -104,7 +122,9 @@ def sweep(
     common.show(document, lambda console: _show_rows(console, document, top))
 
 
-def _edits(model: Model, prompts: Any, name: str, factor: str, over: str, positions: str, block: int) -> list[Edit]:
+def _edits(
+    model: Model, prompts: Any, name: str, factor: str, over: str, positions: str, block: int, seed: int
+) -> list[Edit]:
     from dataclasses import replace
 
     import headscope as hs
@@ -118,9 +138,12 @@ def _edits(model: Model, prompts: Any, name: str, factor: str, over: str, positi
         units = [units[start : min(start + block, (start // size + 1) * size)] for start in starts]
     if name == "scale":
         try:
-            made = [hs.scale(unit, float(factor)) for unit in units]
+            by = float(factor)
         except ValueError:
-            raise UsageError(f"--edit scale takes a number, but was given {factor!r}.") from None
+            by = math.nan
+        if not math.isfinite(by):
+            raise UsageError(f"--edit scale takes a number, but was given {factor!r}.")
+        made = [hs.scale(unit, by) for unit in units]
     elif name == "zero":
         made = [hs.zero(unit) for unit in units]
     else:
@@ -128,8 +151,7 @@ def _edits(model: Model, prompts: Any, name: str, factor: str, over: str, positi
         if site is None:
             raise UsageError(f"--edit {name} goes over heads, attn, mlp, resid or neurons, not over {over}.")
         run = hs.trace(model, prompts, [site], logits=None)
-        make: Any = hs.mean if name == "mean" else hs.resample
-        made = resolve(model, [make(unit, run) for unit in units])
+        made = resolve(model, [hs.mean(u, run) if name == "mean" else hs.resample(u, run, seed) for u in units])
     if positions == "all":
         return made
     if prompts.mask is not None:
@@ -235,13 +257,16 @@ def patch(
         raise UsageError(f"patch takes --clean, --corrupt, --answer and --foil, or --task; {missing} is missing.")
     if task is not None and any(value is not None for value in given.values()):
         raise UsageError("patch takes either --task or prompts of your own.")
+    _check_resume(out, resume)
+    if estimate and (out is not None or engine != "local"):
+        raise UsageError("--estimate is two passes on this machine; it takes no --out, --resume or --engine.")
     loaded = common.load(model, force=force)
     if task is not None:
         prompts = hs.tasks.make(task, loaded, n, common.seed)
     else:
         case = Case(str(clean), str(answer), str(foil), str(corrupt))
         prompts = from_own(loaded, "your prompts", [case], common.seed)
-    with working("Patching") as steps:
+    with _resumable(out), working("Patching") as steps:
         if estimate:
             found = hs.attribution_patching(loaded, prompts, over, positions=positions, direction=direction)
         else:

@@ -195,9 +195,10 @@ def from_jsonl(path: str | Path, model: Model, seed: int = 0) -> Prompts:
     """
     import json
 
+    needs_tokenizer(model, Path(path).stem)
     cases = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"The task file {path} cannot be read ({error}).") from None
     for number, line in enumerate(lines, 1):
@@ -209,9 +210,11 @@ def from_jsonl(path: str | Path, model: Model, seed: int = 0) -> Prompts:
             texts = [case.prompt, case.answer, *(text for text in (case.foil, case.corrupt) if text is not None)]
             if not all(isinstance(text, str) and text for text in texts):
                 raise TypeError("not text")
-            cases.append(case)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"{path}, line {number}: expected a JSON object of texts `prompt` and `answer`.") from None
+        if reason := unusable(model, case):
+            raise UsageError(f"{path}, line {number}: the prompt cannot be used: {reason}.")
+        cases.append(case)
     if not cases:
         raise UsageError(f"The task file {path} has no prompts.")
     return from_own(model, Path(path).stem, cases, seed)
