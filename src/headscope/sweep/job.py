@@ -39,8 +39,9 @@ class Job:
         return replace(found, keys=None) if active(self.model) else found
 
     def plan(self) -> Plan:
-        """Chunks that this machine's memory can hold. A metric that fails does so here, before anything is written."""
-        measure(self.metric, self.clean.logits, self.prompts, self.clean.logits)
+        """Chunks that this machine's memory can hold. A wrong name of a metric fails here, before anything is written."""
+        if isinstance(self.metric, str):
+            measure(self.metric, self.clean.logits, self.prompts, self.clean.logits)
         tokens = 1 if active(self.model) else affordable_tokens(self.model, self.clean)
         return make_plan(self.model, self.clean, self.sets, self.positions, chunk_tokens=tokens)
 
