@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPAT := .venv-compat
+PEERS := .venv-peers
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: venv demo test check docs bench test-compat
+.PHONY: venv demo test check docs bench bench-peers test-compat
 
 venv: $(STAMP)
 
@@ -40,7 +41,18 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/headscope models get smollm2-135m
+	-$(MAKE) bench-peers
 	$(BIN)/python -m benchmarks
+
+# the tools that the sweep is compared with, in an environment of their own; where they are missing, the page says so
+bench-peers: $(PEERS)/.installed
+
+$(PEERS)/.installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/pip install --quiet "$$(grep '^torch==' $<)"
+	$(PEERS)/bin/pip install --quiet -r $<
+	touch $@
 
 # the oldest transformers we promise, in an environment of its own
 $(COMPAT)/.installed: pyproject.toml

@@ -22,7 +22,7 @@ MODEL = "smollm2-135m"
 
 @dataclass
 class Result:
-    """One benchmark's figures; `target` names the largest allowed value of a ratio or a median."""
+    """One benchmark's figures; `target` names the largest allowed value of a ratio or a median, `at_least` the smallest."""
 
     name: str
     what: str
@@ -31,6 +31,7 @@ class Result:
     target: dict[str, float]
     ratio: dict[str, tuple[float, float, float]] = field(default_factory=dict)  # with its interval
     note: str = ""
+    at_least: dict[str, float] = field(default_factory=dict)
 
     def document(self, machine: dict[str, Any]) -> dict[str, Any]:
         """What is written to the results file."""
@@ -48,7 +49,8 @@ class Result:
             "ratio": {label: round(value, 4) for label, (value, _, _) in self.ratio.items()},
             "interval": {label: [round(low, 4), round(high, 4)] for label, (_, low, high) in self.ratio.items()},
             "target": self.target,
-            "met": verdict(spans, self.target),
+            "at_least": self.at_least,
+            "met": verdict(spans, self.target, self.at_least),
             "note": self.note,
         }
 
@@ -113,11 +115,17 @@ def interleaved(variants: dict[str, Callable[[], object]], pairs: int, warm_up: 
     return seconds
 
 
-def verdict(spans: dict[str, tuple[float, float]], target: dict[str, float]) -> bool | None:
+def verdict(
+    spans: dict[str, tuple[float, float]], target: dict[str, float], at_least: dict[str, float] | None = None
+) -> bool | None:
     """True if all targets are met, False if one is missed, None where an interval spans its target."""
+    above = at_least or {}
     if any(spans[label][0] > limit for label, limit in target.items()):
         return False
-    return True if all(spans[label][1] <= limit for label, limit in target.items()) else None
+    if any(spans[label][1] < limit for label, limit in above.items()):
+        return False
+    below = all(spans[label][1] <= limit for label, limit in target.items())
+    return True if below and all(spans[label][0] >= limit for label, limit in above.items()) else None
 
 
 def median_ratio(runs: dict[str, list[float]], label: str, reference: str) -> tuple[float, float, float]:

@@ -33,12 +33,14 @@ def render(folder: Path = RESULTS) -> str:
 def _rows(result: dict[str, Any]) -> list[str]:
     rows = []
     for label, value in {**result["medians"], **result["ratio"]}.items():
-        limit = result["target"].get(label)
+        most, least = result["target"].get(label), result.get("at_least", {}).get(label)
         unit = "×" if label in result["ratio"] else f" {result['unit']}"
         low, high = result["interval"].get(label, (value, value))
-        met = "" if limit is None else _MET[verdict({label: (low, high)}, {label: limit})]
+        limits = [{} if x is None else {label: x} for x in (most, least)]
+        met = _MET[verdict({label: (low, high)}, *limits)] if any(limits) else ""
         span = f" ({_number(low)} to {_number(high)})" if label in result["interval"] else ""
-        shown = "" if limit is None else f"≤ {limit:g}{unit}"
+        shown = "" if most is None else f"≤ {most:g}{unit}"
+        shown = shown if least is None else f"≥ {least:g}{unit}"
         rows.append(f"| {result['name']} | {label} | {_number(value)}{unit}{span} | {shown} | {met} |")
     return rows
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,9 +154,13 @@ def run_sets(
     # sets that take part in each layer, and after the last one
     joined = [bisect_right(layers, i) for i in range(model.anatomy.n_layers + 1)]
     if column:
-        kwargs[str(_cache_name(model))] = _cache(clean, column, joined)
+        kwargs[str(_cache_name(model))] = _cache(clean, column)
     at = _tile(positions.to(clean.tokens.device) - column, copies)
-    with working.installed(), _joining(model, clean, working, column, joined), narrowed(model, None, at):
+    with ExitStack() as stack:
+        stack.enter_context(working.installed())
+        stack.enter_context(_joining(model, clean, working, column, joined))
+        stack.enter_context(_last_mlp(model, clean, working, at))
+        stack.enter_context(narrowed(model, None, at))
         logits = model.hf(**kwargs).logits
     return logits.unflatten(0, (copies, batch))
 
@@ -165,18 +169,70 @@ def _tile(x: Tensor, copies: int) -> Tensor:
     return x.repeat(copies, *([1] * (x.ndim - 1)))
 
 
-def _cache(clean: Clean, column: int, joined: list[int]) -> Any:
+def _cache(clean: Clean, column: int) -> Any:
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
+    class Shared(DynamicLayer):
+        """Clean keys and values of one batch, which every set of edits goes on from; none are kept."""
+
+        def __init__(self, keys: Tensor, values: Tensor) -> None:
+            super().__init__()
+            self.clean, self.is_initialized = (keys, values), True
+            self.dtype, self.device, self.length = keys.dtype, keys.device, keys.shape[2]
+
+        def get_seq_length(self) -> int:
+            return self.length
+
+        def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            self.length += key_states.shape[2]
+            return self._after(self.clean[0], key_states), self._after(self.clean[1], value_states)
+
+        @staticmethod
+        def _after(old: Tensor, new: Tensor) -> Tensor:
+            new = new.unflatten(0, (-1, len(old)))
+            return torch.cat([old.expand(len(new), *old.shape), new], 3).flatten(0, 1)
+
     cache = DynamicCache()
-    for (keys, values), copies in zip(clean.keys or (), joined, strict=False):
-        layer: Any = DynamicLayer()
-        # layers in which no set takes part are only asked for their length
-        k, v = (x[:, :, :column] if copies == 0 else _tile(x[:, :, :column], copies) for x in (keys, values))
-        layer.keys, layer.values, layer.is_initialized = k, v, True
-        layer.dtype, layer.device = k.dtype, k.device
-        cache.layers.append(layer)
+    cache.layers.extend(Shared(k[:, :, :column], v[:, :, :column]) for k, v in clean.keys or ())
     return cache
+
+
+@contextmanager
+def _last_mlp(model: Model, clean: Clean, working: Pass, at: Tensor) -> Iterator[None]:
+    """While the block runs, the last layer's MLP computes only the columns `at` [rows, m]: no others are read after it.
+
+    Not where edits look into that MLP, or where the model is not known to mix positions in its attention alone.
+    """
+    last = model.anatomy.n_layers - 1
+    part = model.anatomy.blocks[last]
+    inside = any(c.layer == last and c.kind in ("neuron", "mlp", "layer") for e in working.edits for c in e.components)
+    if part.mlp is None or part.mlp is part.block or clean.keys is None or inside:
+        yield
+        return
+    module, width = part.mlp, clean.tokens.shape[1]
+    forward, before = module.forward, module.__dict__.get("forward")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else next(iter(kwargs.values()))
+        if x.ndim != 3 or x.shape[1] != width or x.shape[1] <= at.shape[1]:
+            return forward(*args, **kwargs)
+        index = at[: len(x), :, None].expand(-1, -1, x.shape[2])
+
+        def few(value: Any) -> Any:
+            return value.gather(1, index) if isinstance(value, Tensor) and value.shape == x.shape else value
+
+        found = forward(*map(few, args), **{key: few(value) for key, value in kwargs.items()})
+        whole = torch.zeros_like(x).scatter_(1, index, first_tensor(found))
+        return (whole, *found[1:]) if isinstance(found, tuple) else whole
+
+    module.forward = run
+    try:
+        yield
+    finally:
+        if before is None:
+            module.__dict__.pop("forward", None)
+        else:
+            module.forward = before
 
 
 @contextmanager
