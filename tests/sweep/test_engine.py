@@ -85,6 +85,26 @@ def test_equals_one_pass_an_edit(family: str, padded: bool) -> None:
         )
 
 
+@pytest.mark.parametrize("family", DECODERS)
+def test_the_last_mlp_runs_only_where_it_is_read(family: str) -> None:
+    model = _model(family)
+    prompts = _prompts(model, padded=True)
+    edits = [hs.zero(head) for head in model.heads()]  # none looks into the MLP
+    widths: list[int] = []
+    last = model.anatomy.blocks[-1]
+    hook = None
+    if last.down is not None and last.mlp is not last.block:
+        hook = last.down.register_forward_pre_hook(lambda _, args: widths.append(args[0].shape[-2]))
+    found = hs.sweep(model, prompts, edits, "loss").values
+    if hook is not None:
+        hook.remove()
+        assert widths == [WIDTH, 2]  # the clean pass, and the positions of the metric
+    for row, edit in zip(found, edits, strict=True):
+        wanted = measure("loss", trace(model, prompts, edits=edit, logits=prompts.positions).logits, prompts)
+        tolerance = 1e-10 if wanted.dtype == torch.float64 and family != "gpt-j" else 1e-5
+        torch.testing.assert_close(torch.tensor(row).to(wanted.dtype), wanted, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in DECODERS and f != "vit"])
 def test_equals_one_pass_an_edit_in_encoders(family: str) -> None:
     model = _model(family)
