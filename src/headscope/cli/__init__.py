@@ -13,6 +13,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None where it was closed
             stream.reconfigure(errors="replace")  # a terminal without a letter shows a question mark for it
+    # torch's threads spin while they wait for one another; where another program has one of the cores, that made a scan
+    # five times slower. Read when torch is loaded, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(_run(sys.argv[1:]))
 
 
