@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 COMPAT := .venv-compat
 PEERS := .venv-peers
 export HF_HUB_OFFLINE ?= 1
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: venv demo test check docs bench bench-peers test-compat
 
