@@ -87,7 +87,7 @@ def scan(
 
         console.print(verdict_table(atlas.verdicts))
         for v in atlas.verdicts:
-            console.print(f"{v.role}, {v.verdict}: {v.claim} ({v.reason})", markup=False)
+            console.print(f"{v.role}, {v.verdict}: {v.claim} ({v.reason})", markup=False, soft_wrap=True)
         for why in atlas.skipped.values():
             console.print(f"Not run: {why}", markup=False)
         if left:
