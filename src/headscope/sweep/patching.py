@@ -112,7 +112,7 @@ def attribution_patching(
     """
     twin = corrupted(prompts)
     base, source = (twin, prompts) if direction == "denoise" else (prompts, twin)
-    patches(model, base, source, over, positions, direction)  # the same refusals
+    _check(model, base, over, positions, direction)
     metric = metric or prompts.metric
     kind = components_over(model, over)[0].kind
     (site,) = SITE[kind]
@@ -154,6 +154,20 @@ def patches(
     model: Model, base: Prompts, source: Prompts, over: str, positions: str, direction: str = "denoise"
 ) -> list[Edit]:
     """One edit a component (and position): its value in `source`, for prompts `base`."""
+    units = _check(model, base, over, positions, direction)
+    run = trace(model, source, [Capture(SITE[units[0].kind][0])], logits=None)
+    width = base.tokens.shape[1]
+    at: list[tuple[int, ...] | None] = [None]
+    if positions == "last":
+        at = [(width - 1,)]
+    elif positions == "each":
+        at = [(p,) for p in range(width)]
+    # the edits of a component share its one tensor
+    return [replace(edit, positions=where) for edit in resolve(model, [patch(c, run) for c in units]) for where in at]
+
+
+def _check(model: Model, base: Prompts, over: str, positions: str, direction: str) -> list[Component]:
+    """The components to patch. Raises UsageError for what cannot be patched."""
     if positions not in ("all", "each", "last"):
         raise UsageError(f"positions is {positions!r}; it takes all, each or last.")
     if direction not in ("denoise", "noise"):
@@ -165,15 +179,7 @@ def patches(
         raise UsageError(
             f"Patching exchanges one tensor a component, and {over} have two; take heads, attn, mlp or resid."
         )
-    run = trace(model, source, [Capture(SITE[units[0].kind][0])], logits=None)
-    width = base.tokens.shape[1]
-    at: list[tuple[int, ...] | None] = [None]
-    if positions == "last":
-        at = [(width - 1,)]
-    elif positions == "each":
-        at = [(p,) for p in range(width)]
-    # the edits of a component share its one tensor
-    return [replace(edit, positions=where) for edit in resolve(model, [patch(c, run) for c in units]) for where in at]
+    return units
 
 
 def _shaped(model: Model, effect: Any, over: str, positions: str, prompts: Prompts) -> xr.DataArray:
