@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import headscope as hs
 from benchmarks.common import MODEL, Result, interleaved, median_ratio
@@ -112,7 +113,7 @@ def measure(threads: int) -> list[Result]:
         found = _heads(model, peers)
     finally:
         peers.close()
-    return [found, _attribution(model), _growth(model)]
+    return [found, _attribution(model), _growth(model), _more_edits(model)]
 
 
 def _heads(model: hs.Model, peers: Peers) -> Result:
@@ -232,7 +233,7 @@ def _attribution(model: hs.Model) -> Result:
 def _growth(model: hs.Model) -> Result:
     timings = Timings()
     few, part = every(model, 27), of_layers(model, range(2, model.anatomy.n_layers, 5))
-    for length, rounds, heads in ((64, 3, part), (256, 2, part), (1024, 2, few)):
+    for length, rounds, heads in ((64, 3, part), (256, 2, part), (1024, 2, few), (2048, 2, few)):
         tokens, edits = random_tokens(model, 1, length), [zero(head) for head in heads]
         sample = every(model, 90)
         swept(model, tokens, edits[:1])
@@ -245,6 +246,36 @@ def _growth(model: hs.Model) -> Result:
         timings.faster(ours, [other])
     what = (
         "Seconds a head, zeroed at all positions as in `sweep`, as one prompt grows: headscope for all heads of every "
-        "fifth layer (1×1024: every 27th head), the loop of hooks for three heads, from which it does not depend."
+        "fifth layer (from 1×1024 on: every 27th head), the loop of hooks for three heads, from which it does not depend."
     )
     return Result("sweep-growth", what, "s", timings.runs, {}, timings.ratio)
+
+
+def _more_edits(model: hs.Model) -> Result:
+    tokens, timings, apart = random_tokens(model, 4, 64), Timings(), []
+    labels = {}
+    for step in (270, 54, 18, 6):
+        edits = [zero(head) for head in every(model, step)]
+        labels[f"{len(edits)} edits"] = edits
+        apart.append(f"{len(edits)}: {_flops(model, tokens, edits):.3f}")
+    variants = {label: (len(edits), lambda edits=edits: swept(model, tokens, edits)) for label, edits in labels.items()}
+    timings.add(3, variants)
+    *fewer, most = variants
+    timings.faster(most, fewer)
+    what = "Seconds an edit as the edits of one sweep (heads of all layers zeroed, 4×64 tokens, as in `sweep`) grow in number."
+    note = (
+        "Multiplications and additions, counted by torch while the sweep runs, over those of the cost model "
+        f"(docs/scaling.md), by the number of edits: {', '.join(apart)}."
+    )
+    return Result("sweep-edits", what, "s", timings.runs, {}, timings.ratio, note)
+
+
+def _flops(model: hs.Model, tokens: Tensor, edits: Sequence[Edit]) -> float:
+    """Counted over modelled operations: token·layers of the plan and of the clean pass, unembedding where it is read."""
+    with FlopCounterMode(display=False) as counted:
+        swept(model, tokens, edits)
+    plan = make_job(model, tokens, edits, metric).plan()
+    of_a_layer = sum(p.numel() for p in model.anatomy.blocks[0].block.parameters())
+    unembedded = tokens.shape[0] * (1 + len(edits))
+    layers = plan.work + tokens.numel() * model.anatomy.n_layers
+    return counted.get_total_flops() / (2 * (layers * of_a_layer + unembedded * model.n_vocab * model.anatomy.d_model))

@@ -21,6 +21,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "act": ("headscope.act", None),
     "add": ("headscope.trace", "add"),
     "agree": ("headscope.core.scores", "agree"),
+    "attend": ("headscope.trace", "attend"),
     "attribute": ("headscope.methods.run", "attribute"),
     "attribution_patching": ("headscope.sweep", "attribution_patching"),
     "check": ("headscope.methods.run", "check"),
@@ -39,9 +40,11 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "patching": ("headscope.sweep", "patching"),
     "plan": ("headscope.methods.run", "plan"),
     "project_out": ("headscope.trace", "project_out"),
+    "prove_routes": ("headscope.verify", "prove_routes"),
     "rank": ("headscope.core.scores", "rank"),
     "resample": ("headscope.trace", "resample"),
     "resolve": ("headscope.trace", "resolve"),
+    "routes": ("headscope.routes", "routes"),
     "save_edits": ("headscope.trace", "save_edits"),
     "scale": ("headscope.trace", "scale"),
     "scan": ("headscope.scan", "scan"),
@@ -89,11 +92,13 @@ if TYPE_CHECKING:
     from headscope.core.errors import HeadscopeError
     from headscope.core.scores import agree, rank, top
     from headscope.methods.run import attribute, check, intervene, plan, score
+    from headscope.routes import routes  # type: ignore[no-redef]
     from headscope.scan import scan
     from headscope.sweep import attribution_patching, each_head, patching, sweep
     from headscope.trace import (
         Capture,
         add,
+        attend,
         doctor,
         edited,
         gate,
@@ -110,4 +115,7 @@ if TYPE_CHECKING:
         zero,
     )
     from headscope.trace import load_checked as load
-    from headscope.verify import verify  # type: ignore[no-redef]
+    from headscope.verify import (
+        prove_routes,
+        verify,  # type: ignore[no-redef]
+    )

@@ -61,7 +61,7 @@ def bake(model: Model, edits: Edit | Iterable[Edit]) -> nn.Module:
 def _check_bakeable(edit: Edit) -> None:
     if edit.op not in _OPS:
         raise UsageError(f"The edit '{edit}' cannot be baked: weights can hold {', '.join(_OPS)}.")
-    if edit.positions is not None or edit.rows is not None:
+    if edit.positions is not None or edit.rows is not None or edit.axes == 4:
         raise UsageError(f"The edit '{edit}' cannot be baked: weights act at every position and in every row alike.")
 
 

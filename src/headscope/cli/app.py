@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headscope.cli import edit, models, scan, score, sweep
+from headscope.cli import edit, models, routes, scan, score, sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,5 +42,6 @@ def main(
 scan.register(app)
 score.register(app)
 sweep.register(app)
+routes.register(app)
 models.register(app)
 app.add_typer(edit.app, name="edit")

@@ -1,9 +1,11 @@
 """One pass: capture sites, apply edits."""
 
+from headscope.trace.again import Calls, recording
 from headscope.trace.doctor import doctor, load_checked
 from headscope.trace.edit import (
     Edit,
     add,
+    attend,
     gate,
     load_edits,
     mask_edges,
@@ -20,10 +22,12 @@ from headscope.trace.run import Run, edited, resolve, trace
 
 __all__ = [
     "SITES",
+    "Calls",
     "Capture",
     "Edit",
     "Run",
     "add",
+    "attend",
     "doctor",
     "edited",
     "gate",
@@ -33,6 +37,7 @@ __all__ = [
     "mean",
     "patch",
     "project_out",
+    "recording",
     "resample",
     "resolve",
     "save_edits",

@@ -21,9 +21,9 @@ SITE = {
     "resid": ("resid_pre",), "layer": ("attn_out", "mlp_out"),
 }  # fmt: skip
 FORMAT = 1
-OPS = ("zero", "scale", "gate", "add", "mean", "resample", "patch", "project_out", "mask_edges")
+OPS = ("zero", "scale", "gate", "add", "mean", "resample", "patch", "project_out", "mask_edges", "attend")
 #: operations whose values are those of a whole run: [component, batch, pos, unit]
-RECORDED = ("patch", "resample")
+RECORDED = ("patch", "resample", "attend")
 
 Components = Component | str | Iterable[Component | str]
 
@@ -32,8 +32,9 @@ Components = Component | str | Iterable[Component | str]
 class Edit:
     """One change.
 
-    `op`: zero, scale, gate, add, mean, resample, patch, project_out, mask_edges. `value`: a number or a tensor
-    broadcastable to [component, unit], except patch and resample: [component, batch, pos, unit]. `source`: where
+    `op`: zero, scale, gate, add, mean, resample, patch, project_out, mask_edges, attend. `value`: a number or a tensor
+    broadcastable to [component, unit], except patch and resample: [component, batch, pos, unit] (add takes that as well),
+    and attend: [component, batch, query, key]. `source`: where
     mean, resample and patch take their values from until they are resolved. `positions`: prompt positions (padding
     is never one), the word "generated", or None for all. `rows`: batch rows, or None for all. `part`: k, v or kv,
     for kv heads. `edges`: (query, key) pairs, for mask_edges; None in a pair stands for every position.
@@ -74,7 +75,7 @@ class Edit:
         if isinstance(value, Tensor) and value.ndim > self.axes:
             raise UsageError(
                 f"'{self}' was given values of shape {tuple(value.shape)}; they have at most {self.axes} axes, "
-                + ("[component, batch, pos, unit]." if self.op in RECORDED else "[component, unit].")
+                + ("[component, batch, pos, unit]." if self.axes == 4 else "[component, unit].")
             )
         if isinstance(value, Tensor) and value.ndim == self.axes and value.shape[0] not in (1, n):
             raise UsageError(f"'{self}' was given values of shape {tuple(value.shape)}, but has {n} components.")
@@ -82,12 +83,15 @@ class Edit:
     @property
     def axes(self) -> int:
         """Axes of a value with one entry a component; one of fewer axes is shared by all."""
-        return 4 if self.op in RECORDED else 2
+        whole = self.op == "add" and isinstance(self.value, Tensor) and self.value.ndim > 2
+        return 4 if self.op in RECORDED or whole else 2
 
     def sites(self, component: Component) -> tuple[str, ...]:
         """The sites of `trace` at which this edit changes the component."""
         if self.op == "mask_edges":
             return ("attn_scores",)
+        if self.op == "attend":
+            return ("pattern",)
         if component.kind == "kv_head":
             return tuple(self.part)
         return SITE[component.kind]
@@ -133,7 +137,8 @@ def gate(given: Components, gates: Tensor, **where: Any) -> Edit:
 
 
 def add(given: Components, vector: Tensor, **where: Any) -> Edit:
-    """Add `vector` ([unit], or [component, unit]): unit is d_head for a head, d_model for attn, mlp, resid."""
+    """Add `vector` ([unit], [component, unit] or [component, batch, pos, unit]): unit is d_head for a head, d_model for
+    attn, mlp, resid."""
     return _make("add", given, vector, **where)
 
 
@@ -168,6 +173,15 @@ def mask_edges(given: Components, edges: Iterable[tuple[int | None, int | None]]
     for pair in pairs:
         if len(pair) != 2 or any(i is not None and (not isinstance(i, int) or i < 0) for i in pair):
             raise UsageError(f"{pair} is not a (query, key) pair of positions from 0; None stands for every position.")
+    return edit
+
+
+def attend(given: Components, pattern: Tensor | Any, **where: Any) -> Edit:
+    """Make heads look where `pattern` says: weights [query, key] or [component, batch, query, key] in place of the
+    softmax's (they need not sum to 1), or prompts or a run whose own patterns to take."""
+    edit = _from("attend", given, pattern, **where)
+    if any(component.kind != "head" for component in edit.components):
+        raise UsageError("attend takes heads, which have a pattern; name them like L5H3.")
     return edit
 
 

@@ -20,7 +20,7 @@ from headscope.core.errors import NotApplicable, UsageError, nearest
 from headscope.model import Model
 from headscope.model.discover import first_tensor, uncompiled
 from headscope.trace.attention import AttentionTap
-from headscope.trace.edit import RECORDED, Edit, check_edit
+from headscope.trace.edit import Edit, check_edit
 
 #: site → dims
 SITES = {
@@ -258,17 +258,19 @@ class Pass:
                 self._mask(x, edit, component, where)
                 continue
             # keys and values of a cache reach further back than this pass; the cache holds them unedited
-            chosen = where.select(edit, x.device, x.shape[1])
+            chosen = where.select(edit, x.device, x.shape[2 if site == "pattern" else 1])
             value = edit.value
             if isinstance(value, Tensor):
                 value = value[i if value.shape[0] > 1 else 0] if value.ndim >= edit.axes else value
                 value = value.to(x.device, x.dtype)
-                if edit.op in RECORDED:
+                if edit.axes == 4:
                     whole_run = edit.value.ndim == edit.axes
                     value = where.aligned(value.repeat_interleave(where.copies, 0) if whole_run else value, chosen)
                     if whole_run:
                         where.fits(edit, value, chosen)
             index: tuple[Any, ...] = (..., component.index, slice(None)) if x.ndim == 4 else (...,)
+            if site == "pattern":
+                index = (slice(None), component.index)
             if site == "neuron":
                 index = (..., slice(component.index, component.index + 1))  # type: ignore[operator]
             unit = x[index].clone()  # autograd keeps it, and x changes under it

@@ -196,7 +196,7 @@ def _resolve(model: Model, edit: Edit) -> Edit:
     mask = run.mask
     for component in edit.components:
         x = run[site, component.layer]
-        x = x[..., component.index, :] if x.ndim == 4 else x
+        x = x[:, component.index] if site == "pattern" else x[..., component.index, :] if x.ndim == 4 else x
         x = x[..., component.index, None] if site == "neuron" else x
         if edit.op == "mean":
             real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if run.mask is None else run.mask

@@ -1,12 +1,14 @@
 """Prove a role: controls, paired seeds, intervals, verdicts."""
 
 from headscope.verify.roles import ROLES, Role, get_role
+from headscope.verify.route import RouteProof, prove_routes
 from headscope.verify.stats import bootstrap_interval, holm, sign_flip_p
 from headscope.verify.verify import Verdict, decide, n_heads_of, n_runs, verify
 
 __all__ = [
     "ROLES",
     "Role",
+    "RouteProof",
     "Verdict",
     "bootstrap_interval",
     "decide",
@@ -14,6 +16,7 @@ __all__ = [
     "holm",
     "n_heads_of",
     "n_runs",
+    "prove_routes",
     "sign_flip_p",
     "verify",
 ]

@@ -1,0 +1,183 @@
+"""Is a route what carried the prediction? Cut everything else, and compare with random routes of the same size."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from headscope.core.errors import NotApplicable, UsageError
+from headscope.model import Model
+from headscope.routes import routes
+from headscope.routes.cut import Kept, Means, cut, kept_by, means_of, random_like, rest_of
+from headscope.sweep import clean, sweep
+from headscope.tasks import Prompts, make
+from headscope.trace import trace
+from headscope.verify.stats import bootstrap_interval, sign_flip_p
+from headscope.verify.verify import ALPHA, HELD_OUT
+
+#: memory that the edits of one sweep may take
+EDITS_BYTES = 2**29
+
+
+@dataclass(frozen=True)
+class RouteProof:
+    """What became of the metric when every edge outside the routes was cut.
+
+    `clean`, `empty`: the metric's mean over the prompts as they are, and with every edge cut. `faithfulness`: (route -
+    empty) / (clean - empty), a ratio of means: 1 is as good as the model. `random_*`: the same for random routes with as
+    many edges in each layer, mean over the prompts of each set. `complement`: the same for all but the route. `diff_ci_*`:
+    95 % interval of route minus random over prompts and sets, in the metric's units; `p` by sign flips over the prompts.
+    `n_edges`: head edges and MLPs of a route, mean; `share`: of all there are.
+    """
+
+    task: str
+    metric: str
+    threshold: float
+    n_prompts: int
+    n_random: int
+    n_edges: float
+    share: float
+    clean: float
+    empty: float
+    route: float
+    faithfulness: float
+    random: float
+    random_sd: float
+    random_most: float
+    complement: float
+    diff_ci_low: float
+    diff_ci_high: float
+    p: float
+    verdict: str
+    reason: str
+
+    def document(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+def prove_routes(
+    model: Model,
+    prompts: Prompts,
+    *,
+    threshold: float = 0.04,
+    n_random: int = 20,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> RouteProof:
+    """Cut every edge outside each prompt's route and see what is left of the task's metric.
+
+    Patterns stay as they were; the share of a head's attention that is cut reads its mean output on plain text (on the
+    prompts, where there is no tokenizer), an MLP that is cut gives its mean. Each prompt's `n_random` random routes have
+    as many edges in each layer as its own. The verdict is `supported` where p ≤ 0.05, the interval lies above 0 and no
+    set of random routes does as well; a single prompt has no p, and its verdict is `inconclusive`.
+
+    Raises UsageError for prompts scored at several positions and too few random routes.
+    """
+    if prompts.positions.shape[1] != 1:
+        raise UsageError(
+            f"Routes explain one prediction a prompt, but {prompts.name} scores several positions of each."
+        )
+    if n_random < 2:
+        raise UsageError(f"A proof needs at least 2 random routes, but n_random is {n_random}.")
+    means = _means(model, prompts)
+    anatomy, n = model.anatomy, len(prompts)
+    values = np.empty((n, 3 + n_random))
+    sizes, shares = [], []
+    for i in range(n):
+        one = row_of(prompts, i)
+        at, target = int(one.positions[0, 0]), int(one.target[0, 0])
+        foil = None if one.foil is None else int(one.foil[0, 0])
+        route = routes(model, one.tokens, target=target, foil=foil, position=at, threshold=threshold)
+        kept, width = kept_by(route), one.tokens.shape[1]
+        rng = random.Random(f"{seed} {i}")
+        drawn = [random_like(kept, at, anatomy.n_layers, anatomy.n_heads, rng) for _ in range(n_random)]
+        nothing = Kept(frozenset(), frozenset())
+        rest = rest_of(kept, anatomy.n_layers, anatomy.n_heads, width)
+        values[i] = _measure(model, one, [kept, nothing, rest, *drawn], means)
+        sizes.append(len(kept.heads) + len(kept.mlps))
+        shares.append(sizes[-1] / (sizes[-1] + len(rest.heads) + len(rest.mlps)))
+        if progress is not None:
+            progress(i + 1, n)
+    before = clean(model, prompts, prompts.metric).double().cpu().numpy()
+    return _proof(prompts, threshold, before, values, float(np.mean(sizes)), float(np.mean(shares)), seed)
+
+
+def row_of(prompts: Prompts, i: int) -> Prompts:
+    """One prompt of a task, without padding."""
+    real = (
+        torch.ones_like(prompts.tokens[i], dtype=torch.bool) if prompts.mask is None else prompts.mask[i].bool().cpu()
+    )
+    shift = int(real.long().argmax())
+
+    def pick(x: torch.Tensor | None) -> torch.Tensor | None:
+        return None if x is None else x[i : i + 1]
+
+    return replace(
+        prompts, tokens=prompts.tokens[i : i + 1, real], positions=prompts.positions[i : i + 1] - shift, mask=None,
+        target=prompts.target[i : i + 1], foil=pick(prompts.foil),
+        corrupt=None if prompts.corrupt is None else prompts.corrupt[i : i + 1, real],
+    )  # fmt: skip
+
+
+def _means(model: Model, prompts: Prompts) -> Means:
+    sites = ["z"] + (["mlp_out"] if model.anatomy.blocks[0].mlp_out is not None else [])
+    source = prompts if model.tokenizer is None else make("plain-text", model, 4, HELD_OUT)
+    return means_of(trace(model, source, sites, logits=None))
+
+
+def _measure(model: Model, one: Prompts, sets: list[Kept], means: Means) -> np.ndarray[Any, Any]:
+    patterns = trace(model, one, ["pattern"], logits=None)["pattern"][:, 0]
+    group = max(1, EDITS_BYTES // (patterns.numel() * patterns.itemsize))
+    found = [
+        sweep(model, one, [cut(model, kept, patterns, means) for kept in sets[i : i + group]], one.metric).values[:, 0]
+        for i in range(0, len(sets), group)
+    ]
+    return np.concatenate(found)
+
+
+def _proof(
+    prompts: Prompts, threshold: float, before: np.ndarray[Any, Any], values: np.ndarray[Any, Any], size: float,
+    share: float, seed: int,
+) -> RouteProof:  # fmt: skip
+    route, empty, rest, control = values[:, 0], values[:, 1], values[:, 2], values[:, 3:].T
+    better = -1.0 if prompts.metric in ("loss", "rank") else 1.0
+    span = before.mean() - empty.mean()
+    if abs(span) < 1e-6:
+        raise NotApplicable(
+            f"The metric {prompts.metric} is the same with every edge cut, so there is nothing to explain."
+        )
+
+    def share_of(x: Any) -> float:
+        return float((x - empty.mean()) / span)
+
+    several = len(route) > 1
+    nan = float("nan")
+    p = sign_flip_p(better * (route - control.mean(0)), seed=seed) if several else nan
+    low, high = bootstrap_interval(route, control, seed=seed) if several else (nan, nan)
+    each = control.mean(1)
+    most = better * (better * each).max()
+    beyond = better * (route.mean() - most) > 0
+    below, above = sorted((better * low, better * high))
+    faithful, randomly = share_of(route.mean()), share_of(each.mean())
+    figures = f"{faithful:.0%} of the model's {prompts.metric} is left, {randomly:.0%} with random routes"
+    if not several:
+        verdict, why = "inconclusive", "one prompt is no proof; take a task of several"
+    elif p <= ALPHA and below > 0 and beyond:
+        verdict, why = "supported", f"p = {p:.2g}; beyond every set of random routes"
+    elif above < 0:
+        verdict, why = "not supported", f"p = {p:.2g}; random routes keep more"
+    else:
+        verdict, why = "inconclusive", f"p = {p:.2g}; interval {low:+.2g} to {high:+.2g}"
+    return RouteProof(
+        task=prompts.name, metric=prompts.metric, threshold=threshold, n_prompts=len(route), n_random=len(control),
+        n_edges=size, share=share, clean=float(before.mean()), empty=float(empty.mean()), route=float(route.mean()),
+        faithfulness=faithful, random=randomly, random_sd=float(each.std(ddof=1) / abs(span)),
+        random_most=share_of(most), complement=share_of(rest.mean()), diff_ci_low=low, diff_ci_high=high, p=p,
+        verdict=verdict, reason=f"{figures}; {why}",
+    )  # fmt: skip
