@@ -87,7 +87,7 @@ def figure(route: Route) -> str:
     left_out = len(route.tokens) - len({node.position for node in route.nodes})
     gone = f" {left_out} tokens are not on the route and not drawn." if left_out else ""
     return (
-        f'<div class="route"><style>{_STYLE}</style><p><b>{shown(_goal(route)).replace("·", " ")}</b> after '
+        f'<div class="route"><style>{_STYLE}</style><p><b>{escape(_goal(route))}</b> after '
         f"“{shown(route.prompt)}”, {escape(route.model)}, logit {route.logit:+.3f}</p>{svg(route)}"
         f"<p>Heads by weight: {escape(best)}.</p><p>Each column is a token, each row a layer; dots are the stream, squares MLPs. "
         f"Darker: a larger share of the state above. Blue adds to the target{'' if route.foil is None else ' minus the foil'}, "
