@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from headscope.core.errors import HeadscopeError
     from headscope.core.scores import agree, rank, top
     from headscope.methods.run import attribute, check, intervene, plan, score
-    from headscope.routes import routes  # type: ignore[no-redef]
+    from headscope.routes import routes
     from headscope.scan import scan
     from headscope.sweep import attribution_patching, each_head, patching, sweep
     from headscope.trace import (
@@ -115,7 +115,4 @@ if TYPE_CHECKING:
         zero,
     )
     from headscope.trace import load_checked as load
-    from headscope.verify import (
-        prove_routes,
-        verify,  # type: ignore[no-redef]
-    )
+    from headscope.verify import prove_routes, verify  # type: ignore[no-redef]

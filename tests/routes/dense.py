@@ -46,7 +46,9 @@ def edges(model: Model, tokens: Tensor, at: int, threshold: float, biases: str =
     return found
 
 
-def attention_parts(model: Model, tokens: Tensor, layer: int, i: int, biases: str = "part") -> dict[tuple[str, str], Tensor]:
+def attention_parts(
+    model: Model, tokens: Tensor, layer: int, i: int, biases: str = "part"
+) -> dict[tuple[str, str], Tensor]:
     """(source, component or kind) → vector [d_model] of what the attention and the residual bring to position i."""
     anatomy, block = model.anatomy, model.anatomy.blocks[layer]
     run = trace(model, tokens, ["resid_pre", "attn_out", "pattern", "v", "z"], layers=[layer], logits=None)

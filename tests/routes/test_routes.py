@@ -146,9 +146,9 @@ def test_signs_add_up_to_the_logit_difference(models: dict[str, Model]) -> None:
             assert mid == pytest.approx(residual)
         W_U = model.anatomy.W_U
         norm_bias = getattr(model.anatomy.final_norm, "bias", None)
-        constant = 0.0 if norm_bias is None else float(norm_bias @ (W_U[:, 7] - W_U[:, 11]))
+        constant = 0.0 if norm_bias is None else float((norm_bias @ (W_U[:, 7] - W_U[:, 11])).detach())
         bias = getattr(model.anatomy.parts.unembed, "bias", None)
-        constant += 0.0 if bias is None else float(bias[7] - bias[11])
+        constant += 0.0 if bias is None else float((bias[7] - bias[11]).detach())
         assert into + constant == pytest.approx(route.logit, rel=1e-4), family
 
 
@@ -172,6 +172,31 @@ def test_neurons_have_their_exact_share(models: dict[str, Model]) -> None:
         wanted = {f"L{layer}N{k}": float(value[k] / value.sum()) for k in range(n)}
         assert found.keys() == wanted.keys()
         assert max(abs(found[k] - wanted[k]) for k in wanted) < 1e-8, family
+
+
+def test_neurons_of_experts_have_their_exact_share(models: dict[str, Model]) -> None:
+    """Each is its expert's share of the token times its activation times its row of W_down."""
+    model, tokens = models["mixtral"], some_tokens(1, WIDTH)
+    route = hs.routes(model, tokens, neurons=10_000)
+    mlp = model.hf.model.layers[2].mlp
+    seen: list[torch.Tensor] = []
+    hook = mlp.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    run = hs.trace(model, tokens, ["mlp_out", "resid_post"], layers=[2], logits=None)
+    hook.remove()
+    x, y = seen[0][0, -1], run["resid_post", 2][0, -1]
+    score = (mlp.gate.weight @ x).softmax(-1)
+    chosen = score.topk(2).indices.tolist()
+    parts: dict[str, torch.Tensor] = {}
+    for e in chosen:
+        gate, up = (mlp.experts.gate_up_proj[e] @ x).chunk(2)
+        a = score[e] / score[chosen].sum() * torch.nn.functional.silu(gate) * up
+        parts |= {f"L2E{e}N{n}": a[n] * mlp.experts.down_proj[e][:, n] for n in range(len(a))}
+    assert torch.allclose(torch.stack(list(parts.values())).sum(0), run["mlp_out", 2][0, -1], rtol=1e-6)
+    value = {name: dense.prox(y, part) for name, part in parts.items()}
+    total = sum(value.values()) + dense.prox(y, y - run["mlp_out", 2][0, -1]) + EPSILON
+    found = {n.component: n.weight for n in route.neurons if n.node == f"L2MLP@{WIDTH - 1}"}
+    assert found.keys() == value.keys()
+    assert max(abs(found[name] - value[name] / total) for name in value) < 1e-6
 
 
 def test_a_route_is_saved_and_read_again(models: dict[str, Model], tmp_path: Path) -> None:

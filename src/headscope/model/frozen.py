@@ -27,6 +27,19 @@ class Frozen:
         pulled = direction * self.gain / self.scale[..., None]
         return pulled - pulled.mean(-1, keepdim=True) if self.centred else pulled
 
+    def through(self, parts: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Parts [n, d_model] of what the norm reads, as parts of what it gives (its bias is one more).
+
+        `rows` [n]: which input's scale each part takes; part i takes that of input i by default.
+        """
+        parts = parts - parts.mean(-1, keepdim=True) if self.centred else parts
+        scale = self.scale if rows is None else self.scale[rows]
+        return parts * self.gain / scale[..., None]
+
+    def to(self, dtype: torch.dtype) -> Frozen:
+        """The same in another dtype."""
+        return Frozen(self.gain.to(dtype), self.bias.to(dtype), self.scale.to(dtype), self.centred)
+
 
 def freeze(norm: nn.Module | None, x: Tensor) -> Frozen | None:
     """The norm as it acts on `x` [..., d_model], read from what it does rather than from its class.

@@ -134,7 +134,8 @@ class Route:
         given = {key: value for key, value in document.items() if not key.startswith("format")}
         try:
             kinds: dict[str, Any] = {"nodes": Node, "edges": Edge, "neurons": Neuron}
-            return cls(**{k: [kinds[k](**row) for row in v] if k in kinds else v for k, v in given.items()})
+            read: dict[str, Any] = {k: [kinds[k](**row) for row in v] if k in kinds else v for k, v in given.items()}
+            return cls(**read)
         except (TypeError, KeyError) as error:
             raise FileError(f"The route {path} is damaged ({error}).") from None
 
