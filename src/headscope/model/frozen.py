@@ -50,7 +50,7 @@ def freeze(norm: nn.Module | None, x: Tensor) -> Frozen | None:
         return None
 
     def apply(v: Tensor) -> Tensor:
-        return first_tensor(norm(v))
+        return first_tensor(norm.forward(v))  # hooks on the norm would take this for the model's own pass
 
     bias = apply(torch.zeros_like(x[..., :1, :]).reshape(-1, x.shape[-1])[:1])[0]
     # ±1, balanced, and far above any epsilon: both kinds of norm divide it by its own size

@@ -153,7 +153,13 @@ class _Wires:
     """The hooks of one pass with edges cut."""
 
     def __init__(
-        self, model: Model, graph: Graph, cut: Tensor, replacement: Tensor | None, shape: tuple[int, int, int], keep: bool
+        self,
+        model: Model,
+        graph: Graph,
+        cut: Tensor,
+        replacement: Tensor | None,
+        shape: tuple[int, int, int],
+        keep: bool,
     ) -> None:
         self.model, self.graph, self.shape = model, graph, shape
         n_circuits, batch, width = shape
