@@ -149,3 +149,16 @@ def test_a_frame_of_something_else_is_refused() -> None:
     twice = to_frame(_random())
     with pytest.raises(UsageError, match="twice"):
         from_frame(pd.concat([twice, twice]))
+
+
+def test_auroc_counts_pairs() -> None:
+    """Of the 2 x 3 pairs of a true and another item, 4 are in order, 1 is tied, 1 is not."""
+    from headscope.core.scores import auroc
+
+    values = np.array([0.9, 0.4, 0.4, 0.2, 0.6])
+    truth = np.array([True, True, False, False, False])
+    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in values[truth] for b in values[~truth]]
+    assert auroc(values, truth) == pytest.approx(sum(pairs) / 6) == pytest.approx(4.5 / 6)
+    assert auroc([1, 2, float("nan")], [False, True, True]) == 1.0
+    with pytest.raises(UsageError, match="all are of one kind"):
+        auroc([1, 2], [True, True])

@@ -59,7 +59,7 @@ def attention_parts(
         through = (run["attn_out", layer] / made)[0, i]
     parts = {(f"{below}@{i}", "residual"): run["resid_pre", layer][0, i]}
     module = anatomy.qkv_columns("v", 0, layer)[0]
-    constant = torch.zeros(anatomy.d_model, dtype=torch.float64)
+    constant = torch.zeros(anatomy.d_model, dtype=model.dtype)
     for h in range(anatomy.n_heads):
         g = anatomy.kv_of(h)
         b_V = bias_of(module if block.qkv is not None else anatomy.qkv_columns("v", g, layer)[0])

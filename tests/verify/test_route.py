@@ -17,7 +17,6 @@ from headscope.core.errors import UsageError
 from headscope.model import Model
 from headscope.routes.cut import Kept, cut, kept_by, means_of, random_like, rest_of
 from headscope.tasks import Prompts
-from headscope.verify.route import row_of
 from toys import induction_toy
 
 WIDTH = 7
@@ -127,13 +126,13 @@ def test_a_route_that_leaves_out_what_matters_is_not_supported() -> None:
 
 def test_one_prompt_is_no_proof_and_padding_is_none_of_the_prompt() -> None:
     model, prompts = _without_opposite(), _repeats(3)
-    single = hs.prove_routes(model, row_of(prompts, 0), n_random=3)
+    single = hs.prove_routes(model, prompts.row(0), n_random=3)
     assert single.verdict == "inconclusive" and "one prompt" in single.reason
     pads = torch.zeros(3, 2, dtype=torch.long)
     mask = torch.cat([pads.bool(), torch.ones_like(prompts.tokens).bool()], 1)
     padded = replace(prompts, tokens=torch.cat([pads, prompts.tokens], 1), mask=mask, positions=prompts.positions + 2)
-    assert torch.equal(row_of(padded, 1).tokens, prompts.tokens[1:2])
-    assert int(row_of(padded, 1).positions) == 6
+    assert torch.equal(padded.row(1).tokens, prompts.tokens[1:2])
+    assert int(padded.row(1).positions) == 6
 
 
 def test_a_loss_counts_as_better_when_it_is_lower() -> None:

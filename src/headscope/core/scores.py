@@ -77,6 +77,24 @@ def rank(scores: xr.DataArray) -> xr.DataArray:
     return scores.copy(data=rankdata(-scores.values.ravel(), nan_policy="omit").reshape(scores.shape))
 
 
+def auroc(values: Any, truth: Any) -> float:
+    """Area under the ROC curve: how often one of the true items has a higher value than one of the others; ties half.
+
+    `values`, `truth` (bool): the same shape; items without a value (NaN) are left out. Raises UsageError where all are
+    true, or none.
+    """
+    import numpy as np
+    from scipy.stats import rankdata
+
+    values, truth = np.asarray(values, dtype=float).ravel(), np.asarray(truth, dtype=bool).ravel()
+    there = ~np.isnan(values)
+    values, truth = values[there], truth[there]
+    n_true, n_false = int(truth.sum()), int((~truth).sum())
+    if not n_true or not n_false:
+        raise UsageError("An AUROC compares true items with others, but all are of one kind.")
+    return float((rankdata(values)[truth].sum() - n_true * (n_true + 1) / 2) / (n_true * n_false))
+
+
 def agree(a: xr.DataArray, b: xr.DataArray, k: int = 10) -> dict[str, float]:
     """Spearman correlation of two scores over the `n` components that both score, and the overlap of their top `k`."""
     import numpy as np

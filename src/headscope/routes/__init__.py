@@ -2,5 +2,6 @@
 
 from headscope.routes.extract import routes, token_id
 from headscope.routes.route import Edge, Neuron, Node, Route
+from headscope.routes.walk import Walk
 
-__all__ = ["Edge", "Neuron", "Node", "Route", "routes", "token_id"]
+__all__ = ["Edge", "Neuron", "Node", "Route", "Walk", "routes", "token_id"]

@@ -56,18 +56,24 @@ class Walk:
         """[row, d_model] of a captured site."""
         return self.run[site, layer][0, rows].to(self.double)
 
+    def aim(self, target: int, foil: int | None) -> None:
+        """Signs are those of the target's logit minus the foil's, through the final norm as it is at each position."""
+        anatomy = self.model.anatomy
+        top = self.run["resid_post", anatomy.n_layers - 1][0]
+        W_U = anatomy.W_U.to(self.double)
+        direction = W_U[:, target] - (0.0 if foil is None else W_U[:, foil])
+        frozen = freeze(anatomy.final_norm, top)
+        wide = direction.expand(top.shape[0], -1)
+        self.direction = wide if frozen is None else frozen.to(self.double).pull(wide)
+
     def route(self, goal: Goal) -> Route:
+        """All edges that lead to the prediction."""
         model = self.model
         n = model.anatomy.n_layers
-        top = self.run["resid_post", n - 1][0]
-        W_U = model.anatomy.W_U.to(self.double)
-        direction = W_U[:, goal.target] - (0.0 if goal.foil is None else W_U[:, goal.foil])
-        frozen = freeze(model.anatomy.final_norm, top)
-        pulled = None if frozen is None else frozen.to(self.double).pull(direction)
-        self.direction = direction.expand(top.shape[0], -1) if pulled is None else pulled
+        self.aim(goal.target, goal.foil)
         rows = torch.tensor([self.at], device=self.tokens.device)
         for layer in reversed(range(n)):
-            rows = self._layer(layer, rows)
+            rows = self.into(layer, rows)
         text = [model.tokenizer.decode([i]) if model.tokenizer is not None else str(i) for i in self.tokens[0].tolist()]
         names = dict.fromkeys([f"L{n - 1}@{self.at}", *(x for e in self.edges for x in (e.target, e.source))])
         from headscope import __version__
@@ -83,7 +89,7 @@ class Walk:
             evaluated=self.evaluated,
         )  # fmt: skip
 
-    def _layer(self, layer: int, rows: Tensor) -> Tensor:
+    def into(self, layer: int, rows: Tensor) -> Tensor:
         """Edges into the states `rows` after a layer; returns the positions that are reached below it."""
         anatomy, block = self.model.anatomy, self.model.anatomy.blocks[layer]
         pre, attn = self._rows("resid_pre", layer, rows), self._rows("attn_out", layer, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,19 @@ class Prompts:
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
+
+    def row(self, i: int) -> Prompts:
+        """One prompt alone, without padding."""
+        real = (
+            torch.ones_like(self.tokens[i]).bool() if self.mask is None else self.mask[i].bool().to(self.tokens.device)
+        )
+        first = int(real.long().argmax())
+        pick = slice(i, i + 1)
+        return replace(
+            self, tokens=self.tokens[pick, real], positions=self.positions[pick] - first, target=self.target[pick],
+            foil=None if self.foil is None else self.foil[pick], mask=None,
+            corrupt=None if self.corrupt is None else self.corrupt[pick, real],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

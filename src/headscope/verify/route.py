@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
@@ -90,7 +89,7 @@ def prove_routes(
     values = np.empty((n, 3 + n_random))
     sizes, shares = [], []
     for i in range(n):
-        one = row_of(prompts, i)
+        one = prompts.row(i)
         at, target = int(one.positions[0, 0]), int(one.target[0, 0])
         foil = None if one.foil is None else int(one.foil[0, 0])
         route = routes(model, one.tokens, target=target, foil=foil, position=at, threshold=threshold)
@@ -106,23 +105,6 @@ def prove_routes(
             progress(i + 1, n)
     before = clean(model, prompts, prompts.metric).double().cpu().numpy()
     return _proof(prompts, threshold, before, values, float(np.mean(sizes)), float(np.mean(shares)), seed)
-
-
-def row_of(prompts: Prompts, i: int) -> Prompts:
-    """One prompt of a task, without padding."""
-    real = (
-        torch.ones_like(prompts.tokens[i], dtype=torch.bool) if prompts.mask is None else prompts.mask[i].bool().cpu()
-    )
-    shift = int(real.long().argmax())
-
-    def pick(x: torch.Tensor | None) -> torch.Tensor | None:
-        return None if x is None else x[i : i + 1]
-
-    return replace(
-        prompts, tokens=prompts.tokens[i : i + 1, real], positions=prompts.positions[i : i + 1] - shift, mask=None,
-        target=prompts.target[i : i + 1], foil=pick(prompts.foil),
-        corrupt=None if prompts.corrupt is None else prompts.corrupt[i : i + 1, real],
-    )  # fmt: skip
 
 
 def _means(model: Model, prompts: Prompts) -> Means:
