@@ -60,8 +60,8 @@ class Walk:
         """Signs are those of the target's logit minus the foil's, through the final norm as it is at each position."""
         anatomy = self.model.anatomy
         top = self.run["resid_post", anatomy.n_layers - 1][0]
-        W_U = anatomy.W_U.to(self.double)
-        direction = W_U[:, target] - (0.0 if foil is None else W_U[:, foil])
+        chosen = anatomy.W_U[:, [target] if foil is None else [target, foil]].to(self.double)
+        direction = chosen[:, 0] - (0.0 if foil is None else chosen[:, 1])
         frozen = freeze(anatomy.final_norm, top)
         wide = direction.expand(top.shape[0], -1)
         self.direction = wide if frozen is None else frozen.to(self.double).pull(wide)
