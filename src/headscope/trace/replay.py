@@ -22,7 +22,7 @@ from headscope.model import Model
 from headscope.model.discover import first_tensor, uncompiled
 from headscope.trace.edit import Edit
 from headscope.trace.hooks import Pass
-from headscope.trace.run import arguments, narrowed, prepare
+from headscope.trace.run import arguments, call_arguments, narrowed, prepare
 
 
 @dataclass(eq=False)
@@ -143,14 +143,8 @@ def run_sets(
         slots=[i for i, edits in enumerate(sets) for _ in edits], rows_a_slot=batch,
     )  # fmt: skip
     working.where.replayed = clean.tokens.shape[1]
-    kwargs: dict[str, Any] = {"input_ids": _tile(clean.tokens[:, column:], copies)}
-    if clean.mask is not None:
-        counted = (clean.mask.long().cumsum(1) - 1).clamp(min=0)
-        kwargs["attention_mask"] = _tile(clean.mask.long(), copies)
-        if model.is_causal and "position_ids" in arguments(model):
-            kwargs["position_ids"] = _tile(counted[:, column:], copies)
-    if "use_cache" in arguments(model):
-        kwargs["use_cache"] = column > 0
+    given = call_arguments(model, clean.tokens, clean.mask, column)
+    kwargs = {name: _tile(x, copies) if isinstance(x, Tensor) else x for name, x in given.items()}
     # sets that take part in each layer, and after the last one
     joined = [bisect_right(layers, i) for i in range(model.anatomy.n_layers + 1)]
     if column:

@@ -91,11 +91,7 @@ def edited(model: Model, edits: Edit | Iterable[Edit]) -> Iterator[Any]:
 
 
 def prepare(model: Model, inputs: Any) -> tuple[Tensor | None, Tensor | None, dict[str, Any]]:
-    """Token ids, mask, and the keyword arguments to call the Hugging Face model with.
-
-    The mask goes to the model only where there is padding; with it go the positions, which most decoders would
-    otherwise count through the padding.
-    """
+    """Token ids, mask, and the keyword arguments to call the Hugging Face model with."""
     if model.hf.training:
         raise UsageError(
             f"{model.name} is in training mode, where dropout makes every pass another one; call model.hf.eval() first."
@@ -116,14 +112,24 @@ def prepare(model: Model, inputs: Any) -> tuple[Tensor | None, Tensor | None, di
         mask = mask if inputs.mask is None else inputs.mask.to(mask.device).bool()
     else:
         tokens, mask = model.tokens(inputs)
-    kwargs: dict[str, Any] = {"input_ids": tokens}
-    if not bool(mask.all()):
+    return tokens, mask, call_arguments(model, tokens, mask)
+
+
+def call_arguments(model: Model, tokens: Tensor, mask: Tensor | None, column: int = 0) -> dict[str, Any]:
+    """What to call the Hugging Face model with for tokens [batch, pos] from `column` on, earlier ones being in a cache.
+
+    The mask goes to the model only where there is padding; with it go the positions, which most decoders would
+    otherwise count through the padding.
+    """
+    known = arguments(model)
+    kwargs: dict[str, Any] = {"input_ids": tokens[:, column:]}
+    if mask is not None and not bool(mask.all()):
         kwargs["attention_mask"] = mask.long()
-        if model.is_causal and "position_ids" in arguments(model):
-            kwargs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
-    if "use_cache" in arguments(model):
-        kwargs["use_cache"] = False
-    return tokens, mask, kwargs
+        if model.is_causal and "position_ids" in known:
+            kwargs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)[:, column:]
+    if "use_cache" in known:
+        kwargs["use_cache"] = column > 0
+    return kwargs
 
 
 def arguments(model: Model) -> set[str]:
