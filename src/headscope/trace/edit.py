@@ -83,7 +83,7 @@ class Edit:
     @property
     def axes(self) -> int:
         """Axes of a value with one entry a component; one of fewer axes is shared by all."""
-        whole = self.op == "add" and isinstance(self.value, Tensor) and self.value.ndim > 2
+        whole = self.op == "add" and isinstance(self.value, Tensor) and self.value.ndim == 4
         return 4 if self.op in RECORDED or whole else 2
 
     def sites(self, component: Component) -> tuple[str, ...]:
