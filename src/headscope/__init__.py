@@ -25,6 +25,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "attribute": ("headscope.methods.run", "attribute"),
     "attribution_patching": ("headscope.sweep", "attribution_patching"),
     "check": ("headscope.methods.run", "check"),
+    "circuits": ("headscope.circuits", None),
     "compress": ("headscope.compress", None),
     "compare": ("headscope.atlas", "compare"),
     "doctor": ("headscope.trace", "doctor"),
@@ -40,6 +41,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "patching": ("headscope.sweep", "patching"),
     "plan": ("headscope.methods.run", "plan"),
     "project_out": ("headscope.trace", "project_out"),
+    "prove_circuit": ("headscope.verify", "prove_circuit"),
     "prove_routes": ("headscope.verify", "prove_routes"),
     "rank": ("headscope.core.scores", "rank"),
     "resample": ("headscope.trace", "resample"),
@@ -86,7 +88,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from headscope import act, compress, tasks
+    from headscope import act, circuits, compress, tasks
     from headscope.atlas import Atlas, compare
     from headscope.core.component import Component
     from headscope.core.errors import HeadscopeError

@@ -191,7 +191,7 @@ def test_the_graph_has_the_edges_that_the_order_allows(models: dict[str, Model])
     graph = graph_of(models["llama"], ["L1N5"])
     assert graph.names(graph.mask(["L0H2->L1H1.q", "E->logits"])) == ("L0H2->L1H1.q", "E->logits")
     assert bool(graph.exists[graph.edge("L1H0->L1N5")]) and bool(graph.exists[graph.edge("L1N5->L2KV1.k")])
-    with pytest.raises(UsageError, match="L1H1.q reads before L1H0 is written"):
+    with pytest.raises(UsageError, match=r"L1H1\.q reads before L1H0 is written"):
         graph.edge("L1H0->L1H1.q")
     with pytest.raises(UsageError, match="no node 'L9H0'"):
         graph.edge("L9H0->logits")

@@ -1,5 +1,6 @@
 """Prove a role: controls, paired seeds, intervals, verdicts."""
 
+from headscope.verify.circuit import CircuitProof, prove_circuit
 from headscope.verify.roles import ROLES, Role, get_role
 from headscope.verify.route import RouteProof, prove_routes
 from headscope.verify.stats import bootstrap_interval, holm, sign_flip_p
@@ -7,6 +8,7 @@ from headscope.verify.verify import Verdict, decide, n_heads_of, n_runs, verify
 
 __all__ = [
     "ROLES",
+    "CircuitProof",
     "Role",
     "RouteProof",
     "Verdict",
@@ -16,6 +18,7 @@ __all__ = [
     "holm",
     "n_heads_of",
     "n_runs",
+    "prove_circuit",
     "prove_routes",
     "sign_flip_p",
     "verify",
