@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headscope.cli import edit, models, routes, scan, score, sweep
+from headscope.cli import edit, models, routes, scan, score, serve, sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,5 +43,6 @@ scan.register(app)
 score.register(app)
 sweep.register(app)
 routes.register(app)
+serve.register(app)
 models.register(app)
 app.add_typer(edit.app, name="edit")

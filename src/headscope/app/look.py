@@ -1,0 +1,161 @@
+"""What the model says about one head on one prompt: its pattern, what it writes, what its weights promote, what is lost
+without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headscope.core.component import head as head_component
+from headscope.core.errors import NotApplicable, UsageError
+from headscope.model.frozen import Frozen, freeze
+from headscope.trace import Capture, trace, zero
+
+if TYPE_CHECKING:
+    from headscope.model import Model
+
+#: rows of the vocabulary that are multiplied at once
+CHUNK = 8192
+
+
+def check_head(model: Model, layer: int, index: int) -> None:
+    """Raise UsageError for a head that the model has not."""
+    a = model.anatomy
+    if not (0 <= layer < a.n_layers and 0 <= index < a.n_heads):
+        raise UsageError(f"L{layer}H{index} does not exist; {model.name} has {a.n_layers} layers of {a.n_heads} heads.")
+
+
+def read(model: Model, prompt: str, most: int) -> Tensor:
+    """Token ids [1, pos] of a prompt. Raises UsageError where it is empty or too long."""
+    if not prompt:
+        raise UsageError("The prompt is empty; write a few words.")
+    ids, _ = model.tokens(prompt)
+    if ids.shape[1] > most:
+        raise UsageError(f"The prompt has {ids.shape[1]} tokens; this page shows at most {most}.")
+    return ids
+
+
+def words(model: Model, ids: Any) -> list[str]:
+    """Each token as text."""
+    numbers = [int(i) for i in ids]
+    if model.tokenizer is None:
+        return [f"#{i}" for i in numbers]
+    return [model.tokenizer.decode([i]) for i in numbers]
+
+
+@torch.no_grad()
+def pattern(model: Model, layer: int, index: int, ids: Tensor) -> Tensor:
+    """The head's attention [query, key] on a prompt."""
+    check_head(model, layer, index)
+    run = trace(model, ids, ["pattern"], layers=[layer], logits=None)
+    return run["pattern", layer][0, index]
+
+
+@torch.no_grad()
+def direct(model: Model, layer: int, index: int, ids: Tensor, query: int, key: int | None = None) -> Tensor:
+    """[vocab]: what the head's output at `query` adds to the logits directly; see `written`."""
+    check_head(model, layer, index)
+    _decoder(model)
+    width = ids.shape[1]
+    if not 0 <= query < width or (key is not None and not 0 <= key < width):
+        raise UsageError(f"The prompt has positions 0 to {width - 1}.")
+    a = model.anatomy
+    captures = [Capture("z", [layer]), Capture("resid_post", [a.n_layers - 1])]
+    if key is not None:
+        captures += [Capture("v", [layer]), Capture("pattern", [layer])]
+    run = trace(model, ids, captures, logits=None)
+    z = run["z", layer][0, query]  # [head d_head]
+    part = z[index]
+    if key is not None:
+        part = run["pattern", layer][0, index, query, key] * run["v", layer][0, key, model.kv_of(index)]
+    out = part @ a.W_O(layer, index)  # [d_model]
+    block: Any = a.blocks[layer]
+    if block.post_attn is not None:
+        out = _through(freeze(block.post_attn, block.o(z.reshape(1, -1))), out)
+    out = _through(freeze(a.final_norm, run["resid_post", a.n_layers - 1][0, query][None]), out)
+    return out @ a.W_U
+
+
+def written(
+    model: Model, layer: int, index: int, ids: Tensor, query: int, key: int | None, k: int = 10
+) -> dict[str, Any]:
+    """The tokens whose logits the head's output at `query` raises and lowers most, directly: by what it read from `key`,
+    or from all keys. Logits relative to the mean over the vocabulary, with the norms' scale as in this pass.
+    """
+    logits = direct(model, layer, index, ids, query, key)
+    return _ranked(model, logits - logits.mean(), k)
+
+
+@torch.no_grad()
+def copies(model: Model, layer: int, index: int, token: int, k: int = 10) -> dict[str, Any]:
+    """By the weights alone: what the head would write for a token it attends to (OV), and which tokens that token would
+    look for (QK, no rotation, no biases).
+    """
+    check_head(model, layer, index)
+    _decoder(model)
+    a = model.anatomy
+    stream = trace(model, torch.tensor([[token]], device=model.device), ["resid_pre"], layers=[0], logits=None)
+    x = stream["resid_pre", 0][0, -1]  # [d_model]
+    norm: Any = a.blocks[layer].norm_attn
+
+    def before(rows: Tensor) -> Tensor:
+        return rows if norm is None else norm(rows)
+
+    x = before(x[None])[0]
+    out = x @ a.W_V(layer, index) @ a.W_O(layer, index)
+    final = freeze(a.final_norm, out[None])
+    if final is not None:
+        out = (out - out.mean() if final.centred else out) * final.gain
+    wanted = x @ a.W_Q(layer, index) @ a.W_K(layer, index).T / a.d_head**0.5  # [d_model]
+    rows = [before(part) @ wanted for part in a.W_E.split(CHUNK)]
+    logits = out @ a.W_U
+    return {"ov": _ranked(model, logits - logits.mean(), k), "qk": _ranked(model, torch.cat(rows), k)}
+
+
+@torch.no_grad()
+def without(model: Model, layer: int, index: int, ids: Tensor, k: int = 10) -> dict[str, Any]:
+    """The next token's probabilities with and without the head's output, and KL(with ‖ without) in nats."""
+    check_head(model, layer, index)
+    _decoder(model)
+    before = _last(model, ids, [])
+    after = _last(model, ids, [zero(head_component(layer, index))])
+    moved = (after.exp() - before.exp()).abs()
+    shown = list(dict.fromkeys([*before.topk(k).indices.tolist(), *moved.topk(k // 2).indices.tolist()]))
+    shown.sort(key=lambda i: -float(before[i]))
+    rows = [
+        {"token": token, "before": float(before[i].exp()), "after": float(after[i].exp())}
+        for i, token in zip(shown, words(model, shown), strict=True)
+    ]
+    return {"tokens": rows, "kl": max(0.0, float((before.exp() * (before - after)).sum()))}
+
+
+def _last(model: Model, ids: Tensor, edits: Any) -> Tensor:
+    """Log-probabilities [vocab] of the next token."""
+    return trace(model, ids, edits=edits, logits="last").logits[0, -1].float().log_softmax(-1)
+
+
+def _decoder(model: Model) -> None:
+    parts = model.anatomy.parts
+    if not model.is_causal or parts.unembed is None or parts.norm_placement == "post":
+        raise NotApplicable(f"Next tokens are read in decoders that predict them; {model.name} is none.")
+
+
+def _through(norm: Frozen | None, x: Tensor) -> Tensor:
+    if norm is None:
+        return x
+    return ((x - x.mean(-1, keepdim=True) if norm.centred else x) * norm.gain / norm.scale[..., None]).reshape(-1)
+
+
+def _ranked(model: Model, values: Tensor, k: int) -> dict[str, Any]:
+    if model.tokenizer is not None:
+        values = values[: len(model.tokenizer)]  # rows past it are padding that no text contains
+    values = values.float()
+    found = {}
+    for name, largest in (("promoted", True), ("suppressed", False)):
+        best = values.topk(min(k, len(values)), largest=largest)
+        rows = zip(words(model, best.indices), best.values.tolist(), strict=True)
+        found[name] = [{"token": token, "value": float(value)} for token, value in rows]
+    return found

@@ -1,0 +1,150 @@
+// A head's attention, query × key, on a canvas: thousands of tokens stay fluid, since hovering only moves an overlay.
+import { html, useEffect, useMemo, useRef, useState } from "./ui.js";
+import { css, pixels, variable } from "./colour.js";
+import { prepared, useWidth } from "./heat.js";
+import { useTheme } from "./theme.js";
+import { number, visible } from "./text.js";
+
+const WORDS = 48; // tokens that get a label at the rows and columns
+
+// values [query × key] in 0…1; cell: {q, k} or null
+export function Pattern({ values, tokens, locked, onLock, large }) {
+  const [hovered, onHover] = useState(null); // here and not above, so that moving the mouse draws nothing else anew
+  const n = tokens.length;
+  const box = useRef();
+  const base = useRef();
+  const over = useRef();
+  const width = useWidth(box);
+  const theme = useTheme();
+  const labelled = n <= WORDS;
+  const margin = useMemo(() => (labelled ? Math.min(110, 12 + 7 * Math.max(...tokens.map((t) => visible(t).length))) : 40), [tokens]);
+  const room = Math.max(80, Math.min(width, large ? 1100 : 620) - margin - 2);
+  const cell = n > room ? room / n : Math.max(1, Math.min(22, Math.floor(room / n)));
+  const side = cell * n;
+  const full = { w: margin + side + 2, h: side + (labelled ? margin : 20) };
+
+  useEffect(() => {
+    if (!width) return;
+    const context = prepared(base.current, full.w, full.h);
+    const table = pixels(theme);
+    // an image with a pixel a cell, or where there are more cells than pixels the largest of those that share one:
+    // averaging would make thin lines disappear
+    const most = Math.min(n, Math.round(side * (window.devicePixelRatio || 1)));
+    const image = new ImageData(most, most);
+    const data = new Uint32Array(image.data.buffer);
+    const best = new Float32Array(most * most);
+    const place = new Uint16Array(n);
+    for (let i = 0; i < n; i++) place[i] = Math.floor((i * most) / n);
+    for (let q = 0; q < n; q++) {
+      const row = place[q] * most;
+      for (let k = 0; k < n; k++) {
+        const at = row + place[k];
+        if (values[q * n + k] > best[at]) best[at] = values[q * n + k];
+      }
+    }
+    for (let i = 0; i < data.length; i++) data[i] = table[Math.min(255, Math.round(best[i] * 255))];
+    const small = document.createElement("canvas");
+    small.width = small.height = most;
+    small.getContext("2d").putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(small, margin, 0, side, side);
+    context.strokeStyle = variable("--line");
+    context.strokeRect(margin - 0.5, 0.5, side + 1, side);
+    context.fillStyle = variable("--soft");
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    if (labelled) {
+      for (let i = 0; i < n; i++) {
+        context.textAlign = "right";
+        context.fillText(visible(tokens[i]), margin - 5, (i + 0.5) * cell, margin - 6);
+        context.save();
+        context.translate(margin + (i + 0.5) * cell, side + 6);
+        context.rotate(-Math.PI / 3);
+        context.fillText(visible(tokens[i]), 0, 0, margin);
+        context.restore();
+      }
+    } else {
+      const step = 10 ** Math.floor(Math.log10(n / 2));
+      for (let i = 0; i < n; i += step) {
+        context.textAlign = "right";
+        context.fillText(String(i), margin - 5, (i + 0.5) * cell + (i ? 0 : 4));
+        context.textAlign = "center";
+        context.fillText(String(i), margin + (i + 0.5) * cell, side + 11);
+      }
+    }
+  }, [values, width, theme, large]);
+
+  useEffect(() => onHover(null), [tokens]);
+
+  useEffect(() => {
+    if (!width) return;
+    const context = prepared(over.current, full.w, full.h);
+    for (const [at, dash] of [[locked, []], [hovered, [3, 2]]]) {
+      if (!at) continue;
+      context.setLineDash(dash);
+      context.strokeStyle = variable("--ink");
+      context.lineWidth = 1;
+      const size = Math.max(cell, 4);
+      context.strokeRect(margin, at.q * cell, side, Math.max(cell, 1));
+      if (at.k === null) continue;
+      context.lineWidth = 2;
+      context.strokeRect(margin + (at.k + 0.5) * cell - size / 2, (at.q + 0.5) * cell - size / 2, size, size);
+    }
+  }, [hovered, locked, values, width, theme, large]);
+
+  function at(event) {
+    const area = over.current.getBoundingClientRect();
+    const q = Math.floor((event.clientY - area.top) / cell);
+    const k = Math.floor((event.clientX - area.left - margin) / cell);
+    return q >= 0 && q < n && k >= 0 && k < n ? { q, k } : null;
+  }
+
+  function key(event) {
+    const from = hovered || locked || { q: n - 1, k: n - 1 };
+    const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    const inside = (i) => Math.max(0, Math.min(n - 1, i));
+    if (steps[event.key]) onHover({ q: inside(from.q + steps[event.key][0]), k: inside((from.k ?? n - 1) + steps[event.key][1]) });
+    else if (event.key === " " || event.key === "Enter") onLock(from);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  return html`<div class="heat" ref=${box}>
+    <div class="stack">
+      <canvas ref=${base} aria-hidden="true"></canvas>
+      <canvas ref=${over} class="over" tabindex="0" role="application"
+        aria-label=${`Attention of ${n} tokens, rows look at columns; arrows walk, space locks`}
+        onPointerMove=${(e) => onHover(at(e))} onPointerLeave=${() => onHover(null)}
+        onClick=${(e) => at(e) && onLock(at(e))} onKeyDown=${key}></canvas>
+    </div>
+    <${Read} at=${hovered || locked} values=${values} tokens=${tokens} />
+  </div>`;
+}
+
+function Read({ at, values, tokens }) {
+  if (!at) return html`<p class="read soft" aria-live="polite">Rows look at columns. Hover or walk with the arrows; click locks.</p>`;
+  const n = tokens.length;
+  const row = values.subarray(at.q * n, at.q * n + n);
+  const value = at.k === null ? null : row[at.k];
+  const rank = value === null ? null : 1 + row.reduce((count, x) => count + (x > value), 0);
+  return html`<p class="read" aria-live="polite">
+    <code class="token">${visible(tokens[at.q])}</code><small class="soft"> ${at.q}</small>
+    ${value !== null && html` looks at <code class="token">${visible(tokens[at.k])}</code><small class="soft"> ${at.k}</small> ${" "}<b>${number(value, 4)}</b>
+      <span class="soft"> (${rank === 1 ? "most" : `${rank}th`} of its row)</span>`}
+  </p>`;
+}
+
+// The prompt as text, each token shaded by how much the query looks at it.
+export function Looked({ values, tokens, query, onQuery }) {
+  const theme = useTheme();
+  const n = tokens.length;
+  return html`<p class="looked">
+    ${tokens.map((token, k) => {
+      const value = values[query * n + k];
+      return html`<button key=${k} class=${k === query ? "query" : ""} title=${`${k}: ${number(value, 4)}`} aria-pressed=${k === query}
+        style=${{ background: value > 0.002 ? css(value, theme) : "transparent", color: value > 0.45 ? "var(--on-strong)" : "var(--ink)" }}
+        onClick=${() => onQuery(k)}>${visible(token)}</button>`;
+    })}
+  </p>`;
+}

@@ -1,0 +1,207 @@
+// One head: its scores and ranks, its roles and their proof, and what it does on the reader's own prompt.
+import { html, useEffect, useMemo, useState } from "../lib/ui.js";
+import { go, headHref, hrefWith, useAddress } from "../lib/address.js";
+import { useAsk, useGet } from "../lib/api.js";
+import { css } from "../lib/colour.js";
+import { useKeys } from "../lib/keys.js";
+import { Controls, Dose, Failure, Token, TokenTable, Verdict, Waiting } from "../lib/parts.js";
+import { Looked, Pattern } from "../lib/pattern.js";
+import { useTheme } from "../lib/theme.js";
+import { name, number, parseHead, percent, signed, visible } from "../lib/text.js";
+
+const EXAMPLE = "When Mary and John went to the store, John gave a drink to";
+
+export function HeadView({ layer, head, server }) {
+  const address = useAddress();
+  const atlas = useGet(server?.atlas ? "/api/atlas" : null);
+  const about = useGet(server?.atlas ? `/api/head/${layer}/${head}` : null);
+  const size = atlas.value?.model.anatomy;
+  const to = (l, h) => size && l >= 0 && h >= 0 && l < size.n_layers && h < size.n_heads && go(headHref(l, h));
+  useKeys(
+    [
+      { key: "ArrowLeft", does: "the head before", run: () => to(layer, head - 1) },
+      { key: "ArrowRight", does: "the next head", run: () => to(layer, head + 1) },
+      { key: "ArrowUp", does: "the layer above", run: () => to(layer + 1, head) },
+      { key: "ArrowDown", does: "the layer below", run: () => to(layer - 1, head) },
+    ],
+    [layer, head, size],
+  );
+  const step = (l, h, text, label) =>
+    size && l >= 0 && h >= 0 && l < size.n_layers && h < size.n_heads
+      ? html`<a class="button" href=${headHref(l, h)} aria-label=${label} title=${label}>${text}</a>`
+      : html`<span class="button off" aria-hidden="true">${text}</span>`;
+  if (about.error) return html`<${Failure} error=${about.error} />`;
+  return html`
+    <header class="title head-title">
+      <h1>${name(layer, head)}</h1>
+      <div class="steps">
+        ${step(layer, head - 1, "←", "The head before")}${step(layer, head + 1, "→", "The next head")}
+        ${step(layer + 1, head, "↑", "The layer above")}${step(layer - 1, head, "↓", "The layer below")}
+        <a class="button" href=${`/?at=${name(layer, head)}`}>in the atlas</a>
+      </div>
+      <p class="soft">layer ${layer}, head ${head}${about.value ? html`, reads kv head ${about.value.kv_head}` : ""}${server ? html` of ${server.model}` : ""}</p>
+    </header>
+    <div class="columns">
+      <section class="panel"><h2>Scores</h2>
+        ${about.value ? html`<${Scores} rows=${about.value.scores} />` : server?.atlas === false ? html`<p>No atlas yet: <a href="/runs">scan</a> first.</p>` : html`<${Waiting} />`}
+      </section>
+      <section class="panel"><h2>Roles</h2>
+        ${about.value && html`<${Roles} about=${about.value} />`}
+      </section>
+    </div>
+    <${OnPrompt} layer=${layer} head=${head} address=${address} server=${server} />
+    <${ByWeights} layer=${layer} head=${head} address=${address} />
+  `;
+}
+
+function Scores({ rows }) {
+  const theme = useTheme();
+  return html`<div class="scroll"><table class="scores">
+    <thead><tr><th>Method</th><th class="n">Score</th><th class="n">Rank</th><th>In the range of all heads</th></tr></thead>
+    <tbody>${rows.map((row) => {
+      const span = row.high - Math.min(0, row.low) || 1;
+      const zero = (-Math.min(0, row.low) / span) * 100;
+      const at = ((row.score - Math.min(0, row.low)) / span) * 100;
+      return html`<tr>
+        <td><a href=${`/?method=${row.method}`}>${row.method}</a><br /><small class="soft">${row.higher_means}</small></td>
+        <td class="n">${number(row.score)}${row.ci_low !== null && html`<br /><small class="soft">${number(row.ci_low)} … ${number(row.ci_high)}</small>`}</td>
+        <td class="n">${row.rank === null ? "–" : number(row.rank, row.rank % 1 ? 1 : 0)}<small class="soft"> of ${row.of}</small></td>
+        <td><span class="range" title=${`${number(row.low)} … ${number(row.high)}`}>
+          ${row.score !== null && html`<i style=${{ left: `${Math.min(zero, at)}%`, width: `${Math.max(1, Math.abs(at - zero))}%`, background: css(row.score < 0 ? -0.6 : 0.6, theme) }}></i>`}
+        </span></td>
+      </tr>`;
+    })}</tbody>
+  </table></div>`;
+}
+
+function Roles({ about }) {
+  if (!about.roles.length)
+    return html`<p class="soft">Untested: this head was not among those chosen for a role${about.other_roles.length ? ` (${about.other_roles.join(", ")})` : ""}. Its scores alone are no proof of anything.</p>`;
+  return about.roles.map((v) => html`<article class="role">
+    <h3>${v.role} <${Verdict} verdict=${v.verdict} /></h3>
+    <p>${v.claim}.</p>
+    <p class="soft">One of ${v.components.length} heads tested together (number ${v.place} by ${v.method}): ${v.components.map((c) => {
+      const place = parseHead(c);
+      return c === about.component || !place ? html`<b>${c}</b> ` : html`<a href=${headHref(...place)}>${c}</a> `;
+    })}</p>
+    <p>${v.reason}.</p>
+    <dl class="proof">
+      <dt>effect</dt><dd>${signed(v.effect)} ${v.metric}</dd>
+      <dt>random heads</dt><dd>${signed(v.control_mean)} ± ${number(v.control_sd)}</dd>
+      <dt>difference, 95 %</dt><dd>${signed(v.diff_ci_low)} … ${signed(v.diff_ci_high)}</dd>
+      <dt>p</dt><dd>${number(v.p, 4)} (${v.n_seeds} prompts, ${v.n_controls} random sets)</dd>
+      <dt>plain text</dt><dd>${v.side_effect === null ? "not measured" : `${signed(v.side_effect)} loss`}</dd>
+    </dl>
+    <div class="charts">
+      <figure><figcaption class="soft">More heads, more effect?</figcaption><${Dose} verdict=${v} /></figure>
+      <figure><figcaption class="soft">Against random sets</figcaption><${Controls} verdict=${v} /></figure>
+    </div>
+  </article>`);
+}
+
+function OnPrompt({ layer, head, address, server }) {
+  const prompt = address.get("prompt") || "";
+  const [draft, setDraft] = useState(prompt || EXAMPLE);
+  const [large, setLarge] = useState(false);
+  const [ablated, setAblated] = useState(false);
+  useEffect(() => {
+    if (prompt) setDraft(prompt);
+  }, [prompt]);
+  const found = useAsk("/api/pattern", prompt ? { layer, head, prompt } : null);
+  const tokens = found.value?.tokens;
+  const n = tokens?.length || 0;
+  const whole = (text) => (text !== null && /^\d+$/.test(text) && Number(text) < n ? Number(text) : null);
+  const query = whole(address.get("q"));
+  const key = whole(address.get("k"));
+  const locked = useMemo(() => (query === null ? null : { q: query, k: key }), [query, key]);
+  const at = query ?? n - 1;
+  const lock = (cell) =>
+    address.set(locked && cell.q === locked.q && cell.k === locked.k ? { q: null, k: null } : { q: cell.q, k: cell.k });
+  const run = (event) => {
+    event?.preventDefault();
+    address.set({ prompt: draft, q: null, k: null });
+  };
+  useKeys([{ key: "Escape", does: "release what is locked", run: () => (locked ? address.set({ q: null, k: null }) : false) }], [location.search]);
+
+  return html`<section class="panel">
+    <h2>On your prompt</h2>
+    <form class="prompt" onSubmit=${run}>
+      <textarea rows="2" aria-label="Prompt" maxlength="20000" spellcheck=${false} value=${draft} onInput=${(e) => setDraft(e.target.value)}
+        onKeyDown=${(e) => e.key === "Enter" && (e.ctrlKey || e.metaKey) && run(e)}></textarea>
+      <button class="primary" title="Ctrl-Enter">Look</button>
+    </form>
+    ${!prompt && html`<p class="soft">Shows where this head looks, what it writes, and what is lost without it.${server?.state === "waiting" ? " The first look loads the model." : ""}</p>`}
+    ${found.error && html`<${Failure} error=${found.error} />`}
+    ${found.loading && !found.value && html`<${Waiting}>${server?.state === "waiting" ? "Loading the model and looking …" : "Looking …"}<//>`}
+    ${found.value && html`<div class=${found.stale ? "stale" : ""}>
+      <div class=${large ? "" : "columns wide-left"}>
+        <div>
+          <h3>Where it looks <button class="plain small" onClick=${() => setLarge(!large)}>${large ? "smaller" : "enlarge"}</button></h3>
+          <${Pattern} values=${found.value.values} tokens=${tokens} locked=${locked} onLock=${lock} large=${large} />
+        </div>
+        <div>
+          <h3>From <${Token} text=${tokens[at]} /> <small class="soft">position ${at}</small></h3>
+          <${Looked} values=${found.value.values} tokens=${tokens} query=${at} onQuery=${(q) => address.set({ q, k: null })} />
+          <p class="soft">Click a token to look from there.</p>
+          <${Written} layer=${layer} head=${head} prompt=${prompt} query=${at} look=${key} tokens=${tokens} />
+        </div>
+      </div>
+      <h3>Without it</h3>
+      ${ablated
+        ? html`<${Without} layer=${layer} head=${head} prompt=${prompt} />`
+        : html`<p><button onClick=${() => setAblated(true)}>Switch it off now</button> <span class="soft">Sets its output to 0 at every position and compares the next token.</span></p>`}
+    </div>`}
+  </section>`;
+}
+
+function Written({ layer, head, prompt, query, look, tokens }) {
+  const found = useAsk("/api/written", { layer, head, prompt, query, key: look });
+  if (found.error) return html`<p class="soft">${found.error}</p>`;
+  const from = look === null ? "" : html` read from <${Token} text=${tokens[look]} />`;
+  return html`<h3>What it writes there${from}</h3>
+    <p class="soft">Directly, to the next token's logits (relative to the mean over the vocabulary).</p>
+    ${found.value && html`<div class=${`pair ${found.stale ? "stale" : ""}`}>
+      <${TokenTable} caption="raised" rows=${found.value.promoted} />
+      <${TokenTable} caption="lowered" rows=${found.value.suppressed} />
+    </div>`}`;
+}
+
+function Without({ layer, head, prompt }) {
+  const theme = useTheme();
+  const found = useAsk("/api/ablate", { layer, head, prompt });
+  if (found.error) return html`<${Failure} error=${found.error} />`;
+  if (!found.value) return html`<${Waiting}>Running without it …<//>`;
+  const { tokens, kl } = found.value;
+  return html`<div class=${found.stale ? "stale" : ""}>
+    <p>The prediction moves by <b>${number(kl, 4)}</b> nats (KL of with from without).</p>
+    <div class="scroll"><table class="ablate">
+      <thead><tr><th>Next token</th><th class="n">with</th><th class="n">without</th><th class="n">change</th><th></th></tr></thead>
+      <tbody>${tokens.map((row) => html`<tr>
+        <td><${Token} text=${row.token} /></td><td class="n">${percent(row.before)}</td><td class="n">${percent(row.after)}</td>
+        <td class="n">${row.after >= row.before ? "+" : "−"}${percent(Math.abs(row.after - row.before))}</td>
+        <td class="twin"><i style=${{ width: `${120 * row.before}px`, background: css(0.35, theme) }}></i><i style=${{ width: `${120 * row.after}px`, background: css(row.after < row.before ? -0.55 : 0.7, theme) }}></i></td>
+      </tr>`)}</tbody>
+    </table></div></div>`;
+}
+
+function ByWeights({ layer, head, address }) {
+  const token = address.get("token") ?? "";
+  const [draft, setDraft] = useState(token || " Mary");
+  const found = useAsk("/api/copies", token ? { layer, head, token } : null);
+  return html`<section class="panel">
+    <h2>By its weights alone</h2>
+    <p class="soft">What it would write for a token that it attends to (OV), and which tokens that token would look for (QK, without positions and biases). Embeddings in, unembedding out: no context.</p>
+    <form class="row" onSubmit=${(e) => (e.preventDefault(), address.set({ token: draft }))}>
+      <label>One token <input value=${draft} maxlength="100" size="14" spellcheck=${false} autocomplete="off" onInput=${(e) => setDraft(e.target.value)} /></label>
+      <button>Look</button> <small class="soft">Mind the space in front: <code class="token">${visible(draft)}</code></small>
+    </form>
+    ${found.error && html`<${Failure} error=${found.error} />`}
+    ${found.loading && !found.value && html`<${Waiting}>Looking …<//>`}
+    ${found.value && html`<div class=${`pair four ${found.stale ? "stale" : ""}`}>
+      <${TokenTable} caption="OV raises" rows=${found.value.ov.promoted} head="score" />
+      <${TokenTable} caption="OV lowers" rows=${found.value.ov.suppressed} head="score" />
+      <${TokenTable} caption="looks for" rows=${found.value.qk.promoted} head="score" />
+      <${TokenTable} caption="avoids" rows=${found.value.qk.suppressed} head="score" />
+    </div>`}
+  </section>`;
+}
