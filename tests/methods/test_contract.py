@@ -298,7 +298,8 @@ def test_an_attribution_is_what_it_declares(worded: Model, name: str) -> None:
     found = hs.attribute(worded, name, prompts, seed=3)
     assert _state(worded) == before and torch.equal(torch.get_rng_state(), rng)
     assert found.dims == METHODS[name].info["dims"] and np.isfinite(found.values).all()
-    assert dict(found.sizes) == {"prompt": 4, "layer": 3, "head": 4, "position": prompts.tokens.shape[1]}
+    sizes = {"prompt": 4, "layer": 3, "head": 4, "position": prompts.tokens.shape[1]}
+    assert dict(found.sizes) == {dim: sizes[str(dim)] for dim in found.dims}
     assert found.attrs["fingerprint"] == worded.fingerprint and found.attrs["method"] == name
     torch.manual_seed(9)
     assert np.array_equal(found.values, hs.attribute(worded, name, prompts, seed=3).values)

@@ -70,7 +70,7 @@ class Split:
 
     def mixed(self, pattern: Tensor) -> Split:
         """Values [.., pos, kv_head · d_head] mixed by the clean pattern [batch, kv_head, group, query, key]."""
-        kv_heads, group = pattern.shape[1:3]
+        kv_heads = pattern.shape[1]
         first = self.whole.shape[1] - self.part.shape[2]
         whole, part = (x.unflatten(-1, (kv_heads, -1)) for x in (self.whole, self.part))
         whole = torch.einsum("bgrqk,bkgd->bqgrd", pattern, whole)
@@ -214,9 +214,9 @@ def _activations(model: Model) -> Iterator[dict[int, nn.Module]]:
             made[layer] = output.data_ptr()
 
         def compare(module: nn.Module, args: Any) -> None:
-            given = args[0] if args else None
-            fits = isinstance(given, Tensor) and given.shape[-1] == model.anatomy.d_mlp
-            if fits and given.data_ptr() == made.get(layer):
+            if not args or not isinstance(args[0], Tensor) or args[0].shape[-1] != model.anatomy.d_mlp:
+                return
+            if args[0].data_ptr() == made.get(layer):
                 found.setdefault(layer, module)
 
         if projection is None:
