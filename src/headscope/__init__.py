@@ -117,4 +117,4 @@ if TYPE_CHECKING:
         zero,
     )
     from headscope.trace import load_checked as load
-    from headscope.verify import prove_routes, verify  # type: ignore[no-redef]
+    from headscope.verify import prove_circuit, prove_routes, verify  # type: ignore[no-redef]

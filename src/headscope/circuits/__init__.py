@@ -8,6 +8,7 @@ from headscope.circuits.quality import (
     completeness,
     curve,
     edge_auroc,
+    enough_edges,
     faithfulness,
     minimality,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "eap",
     "eap_ig",
     "edge_auroc",
+    "enough_edges",
     "exact",
     "faithfulness",
     "graph_of",

@@ -9,13 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil, log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.circuits.circuit import BY, Circuit, pruned, values_of
+from headscope.circuits.circuit import BY, Circuit, pruned, top_edges, values_of
 from headscope.circuits.run import Progress, Values, evaluate
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
@@ -103,6 +104,28 @@ def curve(
         n_edges=(tuple(counts[: len(shares)]), tuple(counts[len(shares) :])),
         cpr=float(np.trapezoid(by_sign, shares)), cmd=float(np.trapezoid(np.abs(1 - by_size), shares)),
     )  # fmt: skip
+
+
+def enough_edges(
+    model: Model, prompts: Prompts, scores: xr.DataArray, least: float, *, by: str = "abs", metric: Metric | None = None,
+    progress: Progress | None = None,
+) -> Circuit:  # fmt: skip
+    """The smallest circuit of best edges that is as faithful as `least`, over sizes that grow by a quarter each time.
+
+    Raises NotApplicable where none is, UsageError for a faithfulness that is not above 0.
+    """
+    if not least > 0:
+        raise UsageError(
+            f"A faithfulness of {least} is reached by the empty circuit; it is a share of the model's metric."
+        )
+    n_edges = values_of(model, scores, by)[0].n_edges
+    sizes = sorted({min(n_edges, int(1.25**i)) for i in range(1 + ceil(log(n_edges) / log(1.25)))})
+    found = [top_edges(model, scores, n, by=by) for n in sizes]
+    left = faithfulness(model, prompts, found, metric=metric, progress=progress)
+    for circuit, f in zip(found, left, strict=True):
+        if f >= least:
+            return circuit
+    raise NotApplicable(f"No circuit of these scores is as faithful as {least:g}; the best has {max(left):.2f}.")
 
 
 def _without(graph: Graph, mask: Tensor, nodes: Iterable[int]) -> Tensor:
@@ -200,4 +223,4 @@ def edge_auroc(scores: xr.DataArray, truth: Iterable[str] | xr.DataArray, *, by:
     return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m))
 
 
-__all__ = ["Completeness", "Curve", "completeness", "curve", "edge_auroc", "faithfulness", "minimality"]
+__all__ = ["Completeness", "Curve", "completeness", "curve", "edge_auroc", "enough_edges", "faithfulness", "minimality"]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headscope.cli import edit, models, routes, scan, score, serve, sweep
+from headscope.cli import circuit, edit, models, routes, scan, score, serve, sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,6 +43,7 @@ scan.register(app)
 score.register(app)
 sweep.register(app)
 routes.register(app)
+circuit.register(app)
 serve.register(app)
 models.register(app)
 app.add_typer(edit.app, name="edit")
