@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import string
 from collections import Counter
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 import headscope as hs
 from headscope.model import Model
-from headscope.tasks import capitals, ioi, needle, plain_text
+from headscope.tasks import capitals, coloured_objects, ioi, multiple_choice, needle, plain_text
 from headscope.tasks.successor import SERIES
 
 #: parts of the stream of `induction_toy`
@@ -140,11 +141,13 @@ def successor_toy(step: int = 1) -> Model:
 
 def words() -> list[str]:
     """Every word of the text tasks, and the most common ones of plain text."""
-    known = [*ITEMS, *capitals.CAPITALS, *capitals.CAPITALS.values(), *ioi._NAMES, *needle._NAMES, *needle._THINGS]
+    known = [*ITEMS, *capitals.CAPITALS, *capitals.CAPITALS.values(), *ioi._NAMES, *needle._NAMES, *needle._THINGS,
+             *coloured_objects.COLOURS, *coloured_objects.OBJECTS, *string.ascii_uppercase,
+             *(word for words in multiple_choice.KINDS.values() for word in words)]  # fmt: skip
     templates = re.findall(
         r"\S+",
         "The the capital of is . Q : What ? A When and went to , gave a secret object that hid store park office school "
-        "house drink ball book pen gift",
+        "house drink ball book pen gift I see an Which of these animal fruit colour country number vehicle Answer ( )",
     )
     common = Counter(re.findall(r"\w+|[^\w\s]+", " ".join(plain_text.sentences())))
     return list(dict.fromkeys([*known, *templates, *(word for word, _ in common.most_common(400))]))

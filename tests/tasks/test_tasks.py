@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+import headscope as hs
+from families.tiny import build
 from headscope import tasks
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
 from headscope.tasks import Prompts
 from headscope.tasks.base import Case, from_cases, from_own, unusable
 from headscope.tasks.capitals import CAPITALS
+from headscope.tasks.coloured_objects import COLOURS, OBJECTS
+from headscope.tasks.multiple_choice import KINDS
 from headscope.tasks.needle import _THINGS
 from headscope.tasks.successor import SERIES
-from toys import worded
+from toys import word_tokenizer, worded
 
 #: tasks whose answer follows a text prompt
 TEXT = [name for name in tasks.names() if name not in ("repeated-tokens", "needle", "plain-text")]
@@ -165,6 +171,69 @@ def test_ioi_asks_for_the_name_that_is_not_repeated(smollm2: Model) -> None:
     assert orders == {True, False}
 
 
+def _scene(text: str) -> dict[str, str]:
+    """Object → colour of the last scene of a text."""
+    pairs = re.findall(r"an? (\w+) (\w+)", text.splitlines()[-1])
+    assert len(pairs) == 3
+    return {thing: colour for colour, thing in pairs}
+
+
+@pytest.mark.real
+def test_coloured_objects_ask_for_one_of_three(smollm2: Model) -> None:
+    prompts = tasks.make("coloured-objects", smollm2, 90)
+    assert prompts.mask is None and prompts.chance == 1 / 3
+    places: Counter[int] = Counter()
+    for text, answer, foil, other in zip(
+        _texts(smollm2, prompts), _answers(smollm2, prompts.target), _answers(smollm2, prompts.foil),
+        _texts(smollm2, prompts, prompts.corrupt), strict=True,
+    ):  # fmt: skip
+        scene, words = _scene(text), re.findall(r"\w+", text)
+        asked, twin = (t.split()[-2] for t in (text, other))
+        assert scene[asked] == answer.strip() and scene[twin] == foil.strip() and asked != twin
+        assert text.rsplit(asked, 1) == other.rsplit(twin, 1)  # nothing else differs
+        assert set(scene) <= set(OBJECTS) and set(scene.values()) <= set(COLOURS)
+        # the example names neither, and its own answer is right
+        assert words.count(answer.strip()) == 1 and words.count(asked) == 2
+        example, *_ = text.splitlines()
+        assert _scene(example.split(". ")[0])[example.split()[-3]] == example.split()[-1].strip(".")
+        places[list(scene).index(asked)] += 1
+    assert min(places[i] for i in range(3)) > 20
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("random_labels", [False, True])
+def test_multiple_choice_labels_one_right_option(smollm2: Model, random_labels: bool) -> None:
+    prompts = tasks.make("multiple-choice", smollm2, 80, random_labels=random_labels)
+    right: Counter[int] = Counter()
+    for i, (text, answer, foil, other) in enumerate(zip(
+        _texts(smollm2, prompts), _answers(smollm2, prompts.target), _answers(smollm2, prompts.foil),
+        _texts(smollm2, prompts, prompts.corrupt), strict=True,
+    )):  # fmt: skip
+        kind = text.splitlines()[0].removeprefix("Which of these is ").removesuffix("?")
+        options, twin = (dict(re.findall(r"\((\w)\) (\w+)", t)) for t in (text, other))
+        assert [label for label, word in options.items() if word in KINDS[kind]] == [answer]
+        assert [label for label, word in twin.items() if word in KINDS[kind]] == [foil] != [answer]
+        assert list(options) == list(twin) and sorted(options.values()) == sorted(twin.values())
+        assert random_labels or list(options) == list("ABCD")
+        labels = prompts.tokens[i, prompts.meta["labels"][i]]
+        assert [smollm2.tokenizer.decode([token]) for token in labels.tolist()] == list(options)
+        right[list(options).index(answer)] += 1
+    assert min(right[i] for i in range(4)) > 12 and prompts.chance == 1 / 4
+
+
+def test_multiple_choice_needs_letters_and_options() -> None:
+    few = hs.load(build("llama"), tokenizer=word_tokenizer(["A", "B", "C", "dog", "red", "car", "two"]))
+    with pytest.raises(NotApplicable, match="not single tokens"):
+        tasks.make("multiple-choice", few)
+
+
+def test_labels_are_found_behind_padding_and_a_bos() -> None:
+    model = worded(bos=True)
+    prompts = tasks.make("multiple-choice", model, 6)
+    for row, at in zip(prompts.tokens, prompts.meta["labels"], strict=True):
+        assert [model.tokenizer.decode([token]) for token in row[at].tolist()] == list("ABCD")
+
+
 @pytest.mark.real
 def test_successors_follow(smollm2: Model) -> None:
     prompts = tasks.make("successor", smollm2, 20)
@@ -213,6 +282,13 @@ def test_plain_text_scores_every_next_token(smollm2: Model) -> None:
 def test_the_real_model_is_able(smollm2: Model, name: str) -> None:
     found = tasks.baseline(smollm2, tasks.make(name, smollm2, 12))
     assert found.able and f"can do {name}" in found.reason, found.reason
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["coloured-objects", "multiple-choice"])
+def test_what_the_real_model_only_half_knows_is_called_so(smollm2: Model, name: str) -> None:
+    found = tasks.baseline(smollm2, tasks.make(name, smollm2, 24))
+    assert not found.able and f"cannot do {name}" in found.reason, found.reason
 
 
 def _file(path: Path, *rows: object) -> Path:
