@@ -1,4 +1,4 @@
-"""`python -m benchmarks [trace memory import sweep scan]`: measure, write the results and the page."""
+"""`python -m benchmarks [trace memory import sweep circuits scan]`: measure, write the results and the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from benchmarks.common import Others, machine
 from headscope.core.files import new_file, write_json
 
 #: name → module
-NAMES = {"trace": "trace", "memory": "memory", "import": "imports", "sweep": "sweep", "scan": "scan"}
+NAMES = {
+    "trace": "trace",
+    "memory": "memory",
+    "import": "imports",
+    "sweep": "sweep",
+    "circuits": "circuits",
+    "scan": "scan",
+}
 
 
 def main() -> int:

@@ -74,8 +74,10 @@ def test_random_circuits_have_the_shape_of_the_given_one(tiny: Model) -> None:
     graph = circuits.graph_of(tiny, ["L1N3"])
     mask = graph.exists & (torch.rand(graph.exists.shape, generator=torch.Generator().manual_seed(0)) < 0.2)
 
-    def shape(m: torch.Tensor) -> Counter[tuple[int, str]]:
-        return Counter((graph.receivers[r].layer, graph.receivers[r].kind) for _, r in m.nonzero().tolist())
+    def shape(m: torch.Tensor) -> Counter[tuple[str, int, str]]:
+        return Counter(
+            (graph.senders[s].kind, graph.receivers[r].layer, graph.receivers[r].kind) for s, r in m.nonzero().tolist()
+        )
 
     seen = set()
     for seed in range(5):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from headscope.core.errors import UsageError
 from headscope.model import Model, weight_of
 from headscope.model.discover import first_tensor
-from headscope.model.frozen import freeze
+from headscope.model.frozen import Frozen, freeze
 from headscope.model.graph import Graph
 from headscope.trace.edit import patch
 from headscope.trace.hooks import Pass
@@ -65,6 +65,7 @@ class _Reads:
         self.kept: dict[tuple[str, nn.Module], Tensor] = {}
         self.found: dict[tuple[str, nn.Module], Tensor] = {}
         self.stream: dict[nn.Module, Tensor] = {}
+        self.norms: dict[nn.Module, tuple[Tensor, Frozen]] = {}
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -134,12 +135,18 @@ class _Reads:
         """What a gradient [receiver, batch·pos, d_model] at a norm's output is at its input, the stream of this pass."""
         if norm is None:
             return cotangent
-        x = self.stream[norm].reshape(cotangent.shape[1:])
-        frozen = freeze(norm, x)
-        assert frozen is not None
-        x = x - x.mean(-1, keepdim=True) if frozen.centred else x
+        x, frozen = self._norm(norm, cotangent.shape[-1])
         gained = cotangent * frozen.gain
         scale = frozen.scale[:, None]
         along = torch.einsum("rpd,pd->rp", gained, x)[..., None] / (x.shape[-1] * scale**2)
         made = (gained - along * x) / scale
         return made - made.mean(-1, keepdim=True) if frozen.centred else made
+
+    def _norm(self, norm: nn.Module, d_model: int) -> tuple[Tensor, Frozen]:
+        """A norm as it acts in this pass, and what it reads [batch·pos, d_model], without its mean where that is taken."""
+        if norm not in self.norms:
+            x = self.stream[norm].reshape(-1, d_model)
+            frozen = freeze(norm, x)
+            assert frozen is not None  # there is a norm
+            self.norms[norm] = (x - x.mean(-1, keepdim=True) if frozen.centred else x), frozen
+        return self.norms[norm]

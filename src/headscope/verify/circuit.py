@@ -33,8 +33,8 @@ class CircuitProof:
 
     `clean`, `empty`, `circuit`: the metric's mean over the prompts as they are, with every edge cut, with all but the
     circuit's cut. `faithfulness`: (circuit - empty) / (clean - empty), a ratio of means: 1 is as good as the model.
-    `random*`: the same for random circuits with as many edges into each kind of receiver of each layer. `complement`: the
-    same for all but the circuit. `diff_ci_*`: 95 % interval of circuit minus random over prompts and sets, in the metric's
+    `random*`: the same for random circuits with as many edges from each kind of sender into each kind of receiver of each
+    layer. `complement`: the same for all but the circuit. `diff_ci_*`: 95 % interval of circuit minus random over prompts and sets, in the metric's
     units; `p` by sign flips over the prompts. `choices`: the five on which such figures depend (Miller et al. 2024).
     """
 
