@@ -47,13 +47,15 @@ def verdict(role: str, heads: list[str], state: str, **changed: Any) -> Verdict:
 
 @pytest.fixture(scope="session")
 def model() -> Model:
-    return hs.load(build("llama", torch.float32), tokenizer=tokenizer())
+    inner = build("llama", torch.float32)
+    inner.config.max_position_embeddings = 4096  # its positions are rotations, of which there are as many as one likes
+    return hs.load(inner, tokenizer=tokenizer())
 
 
 @pytest.fixture(scope="session")
 def atlas(model: Model) -> hs.Atlas:
     """3 layers × 4 heads: two methods, a signed one, one supported and one inconclusive role."""
-    found = hs.scan(model, "previous-token,bos-sink", n_seeds=5, n_controls=2)
+    found = hs.scan(model, "bos-sink,previous-token", n_seeds=5, n_controls=2)
     signed = hs.score(model, "previous-token")
     signed = signed.copy(data=signed.values - signed.values.mean())
     signed[0, 0] = float("nan")

@@ -15,7 +15,6 @@ import jsonschema
 import pytest
 
 import headscope as hs
-from app.conftest import tokenizer
 from families.tiny import build
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "serve.schema.json"
@@ -28,18 +27,13 @@ def command(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def saved(atlas: hs.Atlas, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The atlas on disk, and the model that it is of."""
-    import torch
-
-    folder = tmp_path_factory.mktemp("saved")
-    build("llama", torch.float32).save_pretrained(folder / "model")
-    tokenizer().save_pretrained(folder / "model")
-    return atlas.save(folder / "atlas"), folder / "model"
+def saved(atlas: hs.Atlas, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The atlas on disk."""
+    return atlas.save(tmp_path_factory.mktemp("saved") / "atlas")
 
 
-def test_it_serves_until_ctrl_c(saved: tuple[Path, Path], tmp_path: Path) -> None:
-    running = command(saved[0], "--no-browser", "--json", cwd=tmp_path)
+def test_it_serves_until_ctrl_c(saved: Path, tmp_path: Path) -> None:
+    running = command(saved, "--no-browser", "--json", cwd=tmp_path)
     try:
         assert running.stdout is not None
         document = json.loads(running.stdout.readline())
@@ -72,19 +66,17 @@ def test_it_serves_until_ctrl_c(saved: tuple[Path, Path], tmp_path: Path) -> Non
         ("could not be loaded", ["@", "--model", "nowhere/nothing"]),
     ],
 )
-def test_what_cannot_be_served_is_refused(
-    saved: tuple[Path, Path], tmp_path: Path, words: str, arguments: list[str]
-) -> None:
-    given = [str(saved[0]) if a == "@" else a for a in arguments]
+def test_what_cannot_be_served_is_refused(saved: Path, tmp_path: Path, words: str, arguments: list[str]) -> None:
+    given = [str(saved) if a == "@" else a for a in arguments]
     out, err = command(*given, "--no-browser", cwd=tmp_path).communicate(timeout=60)
     assert out == "" and err.splitlines()[-1].startswith("Error: ") and words in err and "Traceback" not in err
 
 
-def test_another_model_than_the_atlas_s_is_refused_at_once(saved: tuple[Path, Path], tmp_path: Path) -> None:
+def test_another_model_than_the_atlas_s_is_refused_at_once(saved: Path, tmp_path: Path) -> None:
     import torch
 
     other = build("llama-mqa", torch.float32)
     other.save_pretrained(tmp_path / "other")
-    running = command(saved[0], "--model", tmp_path / "other", "--no-browser", cwd=tmp_path)
+    running = command(saved, "--model", tmp_path / "other", "--no-browser", cwd=tmp_path)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 1 and "fingerprint" in err and out == ""

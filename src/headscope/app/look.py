@@ -58,7 +58,7 @@ def pattern(model: Model, layer: int, index: int, ids: Tensor) -> Tensor:
 def direct(model: Model, layer: int, index: int, ids: Tensor, query: int, key: int | None = None) -> Tensor:
     """[vocab]: what the head's output at `query` adds to the logits directly; see `written`."""
     check_head(model, layer, index)
-    _decoder(model)
+    check_decoder(model)
     width = ids.shape[1]
     if not 0 <= query < width or (key is not None and not 0 <= key < width):
         raise UsageError(f"The prompt has positions 0 to {width - 1}.")
@@ -95,7 +95,7 @@ def copies(model: Model, layer: int, index: int, token: int, k: int = 10) -> dic
     look for (QK, no rotation, no biases).
     """
     check_head(model, layer, index)
-    _decoder(model)
+    check_decoder(model)
     a = model.anatomy
     stream = trace(model, torch.tensor([[token]], device=model.device), ["resid_pre"], layers=[0], logits=None)
     x = stream["resid_pre", 0][0, -1]  # [d_model]
@@ -119,7 +119,7 @@ def copies(model: Model, layer: int, index: int, token: int, k: int = 10) -> dic
 def without(model: Model, layer: int, index: int, ids: Tensor, k: int = 10) -> dict[str, Any]:
     """The next token's probabilities with and without the head's output, and KL(with ‖ without) in nats."""
     check_head(model, layer, index)
-    _decoder(model)
+    check_decoder(model)
     before = _last(model, ids, [])
     after = _last(model, ids, [zero(head_component(layer, index))])
     moved = (after.exp() - before.exp()).abs()
@@ -137,7 +137,8 @@ def _last(model: Model, ids: Tensor, edits: Any) -> Tensor:
     return trace(model, ids, edits=edits, logits="last").logits[0, -1].float().log_softmax(-1)
 
 
-def _decoder(model: Model) -> None:
+def check_decoder(model: Model) -> None:
+    """Raise NotApplicable for a model that does not predict next tokens from its last stream."""
     parts = model.anatomy.parts
     if not model.is_causal or parts.unembed is None or parts.norm_placement == "post":
         raise NotApplicable(f"Next tokens are read in decoders that predict them; {model.name} is none.")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
-import json
 import mimetypes
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from headscope.app import summary
+from headscope.app.asking import Busy, ask, body, field, place, session_of
 from headscope.app.guard import Guard
 from headscope.app.jobs import sentence
 from headscope.app.session import MOST_SECONDS, MOST_TOKENS, Session
@@ -32,18 +30,24 @@ from headscope.verify import ROLES
 
 STATIC = Path(__file__).parent / "static"
 IMPORT_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
+#: shares below this would draw thousands of edges
+LEAST_SHARE = 0.005
+#: named for each MLP on a route
+NEURONS = 5
+#: modules that load when they are needed: the libraries for charts
+LAZY = {"lib/plot.js"}
 #: the style sheet of a few rules that Observable Plot puts into every chart of class "plot"
 PLOT_STYLE = "sha256-+TfQir1nvDucAdvE6XUQBt4ayUjpAWkbw2kCdSfekHM="
 
 
-class Busy(HeadscopeError):
-    """The model did not answer in time."""
-
-
 @cache
 def page() -> str:
-    """The one HTML file, which all addresses of views show."""
-    return (STATIC / "index.html").read_text(encoding="utf-8")
+    """The one HTML file, which all addresses of views show; it names all modules, so that they load at once."""
+    modules = sorted(
+        path.relative_to(STATIC).as_posix() for part in ("lib", "views") for path in (STATIC / part).iterdir()
+    )
+    links = [f'<link rel="modulepreload" href="/static/{module}">' for module in modules if module not in LAZY]
+    return (STATIC / "index.html").read_text(encoding="utf-8").replace("<!-- modules -->", "\n".join(links))
 
 
 @cache
@@ -60,6 +64,8 @@ def policy() -> str:
 
 def create(session: Session, *, hosts: set[str] | None, token: str | None = None) -> Guard:
     """The ASGI application. `hosts`: values of the Host header that it answers to; None for any, with a token."""
+    from headscope.app.try_api import TryApi
+
     views = ["/", "/head/{layer:int}/{head:int}", "/prompt", "/runs"]
     api = [
         Route("/state", _state),
@@ -71,6 +77,9 @@ def create(session: Session, *, hosts: set[str] | None, token: str | None = None
         Route("/written", _written, methods=["POST"]),
         Route("/copies", _copies, methods=["POST"]),
         Route("/ablate", _ablate, methods=["POST"]),
+        Route("/prompt", _prompt, methods=["POST"]),
+        Route("/route", _route, methods=["POST"]),
+        Mount("/try", routes=TryApi().routes()),
         Route("/choices", _choices),
         Route("/jobs", _jobs, methods=["GET"]),
         Route("/jobs", _start, methods=["POST"]),
@@ -109,16 +118,11 @@ async def _failed(request: Request, error: Exception) -> Response:
     return as_json({"error": sentence(error)}, 500)
 
 
-def _session(request: Request) -> Session:
-    session: Session = request.app.state.session
-    return session
-
-
 # the atlas
 
 
 async def _state(request: Request) -> Response:
-    session = _session(request)
+    session = session_of(request)
     return as_json(
         {
             "model": session.name,
@@ -132,97 +136,118 @@ async def _state(request: Request) -> Response:
 
 
 async def _atlas(request: Request) -> Response:
-    return as_json(summary.summary(_session(request).need_atlas()))
+    atlas = session_of(request).atlas
+    return as_json(None if atlas is None else summary.summary(atlas))
 
 
 async def _scores(request: Request) -> Response:
-    scores = summary.scores_of(_session(request).need_atlas(), request.path_params["method"])
+    scores = summary.scores_of(session_of(request).need_atlas(), request.path_params["method"])
     return as_matrix(scores.values, "float32")
 
 
 async def _agreement(request: Request) -> Response:
     x, y = (request.query_params.get(name, "") for name in ("x", "y"))
-    return as_json(summary.agreement(_session(request).need_atlas(), x, y))
+    return as_json(summary.agreement(session_of(request).need_atlas(), x, y))
 
 
 async def _head(request: Request) -> Response:
-    place = request.path_params
-    return as_json(summary.head(_session(request).need_atlas(), place["layer"], place["head"]))
+    at = request.path_params
+    return as_json(summary.head(session_of(request).need_atlas(), at["layer"], at["head"]))
 
 
 # questions to the model
 
 
-async def _ask(request: Request, title: str, work: Callable[[], Any]) -> Any:
-    """Run `work` on the thread that owns the model, and wait for it for a while."""
-    jobs = _session(request).jobs
-    job = jobs.ask(title, work)
-    try:
-        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(job.future)), MOST_SECONDS)
-    except TimeoutError:
-        busy = jobs.busy()
-        reason = f"The model is busy with {busy}" if busy else f"There was no answer in {MOST_SECONDS:.0f} s"
-        raise Busy(f"{reason}; ask again later.") from None
-    finally:
-        jobs.forget(job)
-
-
 async def _pattern(request: Request) -> Response:
-    given = await _body(request)
-    layer, head, prompt = _place(given)
+    given = await body(request)
+    layer, head, prompt = place(given)
 
     def work() -> Any:
         from headscope.app import look
 
-        model = _session(request).model()
+        model = session_of(request).model()
         ids = look.read(model, prompt, MOST_TOKENS)
         found = look.pattern(model, layer, head, ids)
         return found.float().cpu().numpy(), look.words(model, ids[0])
 
-    values, tokens = await _ask(request, f"Pattern of L{layer}H{head}", work)
+    values, tokens = await ask(request, f"Pattern of L{layer}H{head}", work)
     return as_matrix(values.astype(np.float16), "float16", tokens=tokens)
 
 
 async def _written(request: Request) -> Response:
-    given = await _body(request)
-    layer, head, prompt = _place(given)
-    query, key = _get(given, "query", int), _get(given, "key", int, None)
+    given = await body(request)
+    layer, head, prompt = place(given)
+    query, key = field(given, "query", int), field(given, "key", int, None)
 
     def work() -> Any:
         from headscope.app import look
 
-        model = _session(request).model()
+        model = session_of(request).model()
         return look.written(model, layer, head, look.read(model, prompt, MOST_TOKENS), query, key)
 
-    return as_json(await _ask(request, f"What L{layer}H{head} writes", work))
+    return as_json(await ask(request, f"What L{layer}H{head} writes", work))
 
 
 async def _copies(request: Request) -> Response:
-    given = await _body(request)
-    layer, head = _get(given, "layer", int), _get(given, "head", int)
-    token = _get(given, "token", str)
+    given = await body(request)
+    layer, head = field(given, "layer", int), field(given, "head", int)
+    token = field(given, "token", str)
 
     def work() -> Any:
         from headscope.app import look
         from headscope.routes.extract import token_id
 
-        model = _session(request).model()
+        model = session_of(request).model()
         return look.copies(model, layer, head, token_id(model, token))
 
-    return as_json(await _ask(request, f"Weights of L{layer}H{head}", work))
+    return as_json(await ask(request, f"Weights of L{layer}H{head}", work))
 
 
 async def _ablate(request: Request) -> Response:
-    given = await _body(request)
-    layer, head, prompt = _place(given)
+    given = await body(request)
+    layer, head, prompt = place(given)
 
     def work() -> Any:
         from headscope.app import look
 
-        model = _session(request).model()
+        model = session_of(request).model()
         return look.without(model, layer, head, look.read(model, prompt, MOST_TOKENS))
 
-    return as_json(await _ask(request, f"Without L{layer}H{head}", work))
+    return as_json(await ask(request, f"Without L{layer}H{head}", work))
+
+
+async def _prompt(request: Request) -> Response:
+    given = await body(request)
+    prompt, first = field(given, "prompt", str), field(given, "first", int, None)
+
+    def work() -> Any:
+        from headscope.app import lens, look
+
+        model = session_of(request).model()
+        return lens.lens(model, look.read(model, prompt, MOST_TOKENS), first)
+
+    return as_json(await ask(request, "Logit lens", work))
+
+
+async def _route(request: Request) -> Response:
+    given = await body(request)
+    prompt, position = field(given, "prompt", str), field(given, "position", int, -1)
+    target, foil = field(given, "target", str, None), field(given, "foil", str, None)
+    threshold = float(field(given, "threshold", (int, float), 0.04))
+    if threshold < LEAST_SHARE:
+        raise UsageError(f"The threshold is {threshold:g}; this page draws routes from {LEAST_SHARE:g} up.")
+
+    def work() -> Any:
+        from headscope.app import look
+        from headscope.routes import routes
+
+        model = session_of(request).model()
+        ids = look.read(model, prompt, MOST_TOKENS)
+        found = routes(model, ids, target=target, foil=foil, position=position, threshold=threshold, neurons=NEURONS)
+        # tokens as everywhere on this page
+        return {**found.document(), "tokens": look.words(model, ids[0]), "prompt": prompt}
+
+    return as_json(await ask(request, "Route", work))
 
 
 # the queue
@@ -235,53 +260,23 @@ async def _choices(request: Request) -> Response:
 
 
 async def _jobs(request: Request) -> Response:
-    return as_json({"jobs": _session(request).jobs.documents()})
+    return as_json({"jobs": session_of(request).jobs.documents()})
 
 
 async def _start(request: Request) -> Response:
-    given = await _body(request)
-    session, kind, seed = _session(request), _get(given, "kind", str), _get(given, "seed", int, 0)
+    given = await body(request)
+    session, kind, seed = session_of(request), field(given, "kind", str), field(given, "seed", int, 0)
     if kind == "scan":
-        number = session.start_scan(_get(given, "methods", str, "quick"), seed)
+        number = session.start_scan(field(given, "methods", str, "quick"), seed)
     elif kind == "score":
-        number = session.start_score(_get(given, "method", str), seed)
+        number = session.start_score(field(given, "method", str), seed)
     elif kind == "verify":
-        heads = _get(given, "heads", list, None)
-        number = session.start_verify(_get(given, "role", str), heads, seed)
+        heads = field(given, "heads", list, None)
+        number = session.start_verify(field(given, "role", str), heads, seed)
     else:
         raise UsageError(f"There is no job of kind {kind!r}; there are scan, score and verify.")
     return as_json({"id": number}, 202)
 
 
 async def _cancel(request: Request) -> Response:
-    return as_json(_session(request).jobs.cancel(request.path_params["number"]).document())
-
-
-# reading a request
-
-_NONE_GIVEN = object()
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    try:
-        given = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        raise UsageError("The request is not JSON.") from None
-    if not isinstance(given, dict):
-        raise UsageError("The request is not a JSON object.")
-    return given
-
-
-def _get(given: dict[str, Any], name: str, kind: type, default: Any = _NONE_GIVEN) -> Any:
-    value = given.get(name, default)
-    if value is _NONE_GIVEN:
-        raise UsageError(f"The request lacks {name!r}.")
-    if value is default:
-        return value
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise UsageError(f"{name!r} in the request must be of type {kind.__name__}.")
-    return value
-
-
-def _place(given: dict[str, Any]) -> tuple[int, int, str]:
-    return _get(given, "layer", int), _get(given, "head", int), _get(given, "prompt", str)
+    return as_json(session_of(request).jobs.cancel(request.path_params["number"]).document())

@@ -8,6 +8,7 @@ import { parseHead } from "./lib/text.js";
 import { Failure } from "./lib/parts.js";
 import { AtlasView } from "./views/atlas.js";
 import { HeadView } from "./views/head.js";
+import { PromptView } from "./views/prompt.js";
 import { Progress, RunsView, cancel, refresh, useJobs } from "./views/runs.js";
 
 function Search({ field, atlas }) {
@@ -71,6 +72,7 @@ function View({ path, server }) {
   const head = /^\/head\/(\d+)\/(\d+)$/.exec(path);
   if (path === "/") return html`<${AtlasView} server=${server} />`;
   if (head) return html`<${HeadView} layer=${Number(head[1])} head=${Number(head[2])} server=${server} />`;
+  if (path === "/prompt") return html`<${PromptView} server=${server} />`;
   if (path === "/runs") return html`<${RunsView} server=${server} />`;
   return html`<${Failure} error="There is no view at this address." />`;
 }
@@ -85,7 +87,7 @@ function App() {
   const dialog = useRef();
   useEffect(() => void refresh(), []);
   useEffect(() => {
-    const where = path.startsWith("/head/") ? `L${path.split("/")[2]}H${path.split("/")[3]}` : path === "/runs" ? "Runs" : "Atlas";
+    const where = path.startsWith("/head/") ? `L${path.split("/")[2]}H${path.split("/")[3]}` : { "/runs": "Runs", "/prompt": "Prompt" }[path] || "Atlas";
     document.title = `${where} · ${server?.model || "headscope"}`;
   }, [path, server]);
   const flip = () => choose(effective() === "dark" ? "light" : "dark");
@@ -96,15 +98,16 @@ function App() {
       { key: "/", does: "find a head such as L5H3, a method or a role", run: () => field.current.focus() },
       { key: "d", does: "dark or light", run: flip },
       { key: "a", does: "the atlas", run: () => go("/") },
+      { key: "p", does: "a prompt", run: () => go("/prompt") },
       { key: "r", does: "the runs", run: () => go("/runs") },
     ],
-    [],
   );
   return html`
     <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
     <nav class="top">
       <a class="brand" href="/">headscope</a>
       <a href="/" aria-current=${path === "/" ? "page" : null}>Atlas</a>
+      <a href="/prompt" aria-current=${path === "/prompt" ? "page" : null}>Prompt</a>
       <a href="/runs" aria-current=${path === "/runs" ? "page" : null}>Runs</a>
       <${Search} field=${field} atlas=${atlas} />
       <button class="plain" onClick=${flip} title="Dark or light (d)" aria-label=${`Switch to ${theme === "dark" ? "light" : "dark"}`}>${theme === "dark" ? "☀" : "☾"}</button>

@@ -93,16 +93,17 @@ export function useGet(url) {
   return state.url === url || !url ? state : { loading: true };
 }
 
-// {value, error, loading} of a POST that runs again when its body changes; a body of null asks nothing.
+// {value, of, error, loading} of a POST that runs again when its body changes; a body of null asks nothing. Until the new
+// answer is there, `value` is the old one, and `of` the body that it answers.
 export function useAsk(url, body) {
   const text = body === null ? null : JSON.stringify(body);
   const [state, set] = useState({ loading: text !== null });
   useEffect(() => {
     if (text === null) return set({});
     const control = new AbortController();
-    set((old) => ({ value: old.value, stale: true, loading: true, text }));
+    set((old) => ({ value: old.value, of: old.of, stale: true, loading: true, text }));
     post(url, JSON.parse(text), control.signal).then(
-      (value) => set({ value, text }),
+      (value) => set({ value, of: JSON.parse(text), text }),
       (error) => error.name !== "AbortError" && set({ error: error.message, text }),
     );
     return () => control.abort();

@@ -13,8 +13,8 @@ import { StartScan } from "./runs.js";
 const VERDICTS = ["supported", "inconclusive", "not supported"];
 
 export function AtlasView({ server }) {
-  const atlas = useGet(server && !server.atlas ? null : "/api/atlas");
-  if (server && !server.atlas) return html`<${NoAtlas} server=${server} />`;
+  const atlas = useGet("/api/atlas"); // not after /api/state: it is what the first paint waits for
+  if (atlas.value === null && server) return html`<${NoAtlas} server=${server} />`;
   if (atlas.error) return html`<${Failure} error=${atlas.error} />`;
   if (!atlas.value) return html`<${Waiting} />`;
   return html`<${Loaded} atlas=${atlas.value} />`;
@@ -74,7 +74,6 @@ function Loaded({ atlas }) {
       { key: "Enter", does: "open the head (in the grid)", run: () => false },
       { key: "Escape", does: "release the locked head", run: () => (hovered === null && locked === null ? false : (setHovered(null), address.set({ at: null }))) },
     ],
-    [location.search, hovered, atlas],
   );
 
   const one = useGet(method ? `/api/scores/${method.id}` : null);

@@ -24,7 +24,6 @@ export function HeadView({ layer, head, server }) {
       { key: "ArrowUp", does: "the layer above", run: () => to(layer + 1, head) },
       { key: "ArrowDown", does: "the layer below", run: () => to(layer - 1, head) },
     ],
-    [layer, head, size],
   );
   const step = (l, h, text, label) =>
     size && l >= 0 && h >= 0 && l < size.n_layers && h < size.n_heads
@@ -121,7 +120,7 @@ function OnPrompt({ layer, head, address, server }) {
     event?.preventDefault();
     address.set({ prompt: draft, q: null, k: null });
   };
-  useKeys([{ key: "Escape", does: "release what is locked", run: () => (locked ? address.set({ q: null, k: null }) : false) }], [location.search]);
+  useKeys([{ key: "Escape", does: "release what is locked", run: () => (locked ? address.set({ q: null, k: null }) : false) }]);
 
   return html`<section class="panel">
     <h2>On your prompt</h2>
@@ -143,7 +142,7 @@ function OnPrompt({ layer, head, address, server }) {
           <h3>From <${Token} text=${tokens[at]} /> <small class="soft">position ${at}</small></h3>
           <${Looked} values=${found.value.values} tokens=${tokens} query=${at} onQuery=${(q) => address.set({ q, k: null })} />
           <p class="soft">Click a token to look from there.</p>
-          <${Written} layer=${layer} head=${head} prompt=${prompt} query=${at} look=${key} tokens=${tokens} />
+          <${Written} layer=${layer} head=${head} prompt=${found.of.prompt} query=${at} look=${key} tokens=${tokens} />
         </div>
       </div>
       <h3>Without it</h3>
