@@ -64,7 +64,6 @@ def policy() -> str:
 
 def create(session: Session, *, hosts: set[str] | None, token: str | None = None) -> Guard:
     """The ASGI application. `hosts`: values of the Host header that it answers to; None for any, with a token."""
-    from headscope.app.try_api import TryApi
 
     views = ["/", "/head/{layer:int}/{head:int}", "/prompt", "/runs"]
     api = [
@@ -79,7 +78,6 @@ def create(session: Session, *, hosts: set[str] | None, token: str | None = None
         Route("/ablate", _ablate, methods=["POST"]),
         Route("/prompt", _prompt, methods=["POST"]),
         Route("/route", _route, methods=["POST"]),
-        Mount("/try", routes=TryApi().routes()),
         Route("/choices", _choices),
         Route("/jobs", _jobs, methods=["GET"]),
         Route("/jobs", _start, methods=["POST"]),
