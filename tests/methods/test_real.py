@@ -82,6 +82,23 @@ def test_the_attribution_claim_is_shown(smollm2: Model) -> None:
     assert result["verdict"] == ("shown" if result["figures"]["share of the top 10 heads"] > 0.5 else "not shown")
 
 
+def test_contextual_decomposition_closes_and_finds_the_name_movers(smollm2: Model, ioi: Prompts) -> None:
+    found = hs.attribute(smollm2, "cd-t", ioi)
+    assert float(found.closure.max()) < 1e-4 and np.isfinite(found.values).all()
+    best = {str(c) for c in hs.top(found.mean("prompt"), 3)}
+    assert {"L23H3", "L29H1"} <= best, best
+    assert found.attrs["passes"] < 0.5 * 270
+
+
+def test_the_contextual_decomposition_claim_has_a_verdict(smollm2: Model) -> None:
+    result = hs.check(smollm2, "cd-t")
+    figures = result["figures"]
+    more = figures["their mean"] > figures["random heads, highest mean of 10"]
+    assert figures["passes"] < figures["passes of patching"]
+    assert figures["restored in the twins by the top 5%"] > figures["restored by random heads, highest of 10"]
+    assert result["verdict"] == ("shown" if more else "not shown"), result
+
+
 def test_pruned_groups_are_gone_from_the_checkpoint(smollm2: Model) -> None:
     """A third of the heads of every layer, taken out: what is left computes what zeroing them does."""
     import torch
