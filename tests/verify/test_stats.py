@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from headscope.core.component import head
+from headscope.core.controls import matched_sets
 from headscope.core.errors import UsageError
-from headscope.verify.controls import matched_sets
 from headscope.verify.stats import bootstrap_interval, holm, sign_flip_p
 
 

@@ -22,7 +22,9 @@ from headscope.app import summary
 from headscope.app.asking import Busy, ask, body, field, place, session_of
 from headscope.app.guard import Guard
 from headscope.app.jobs import sentence
+from headscope.app.prompt_api import PromptApi
 from headscope.app.session import MOST_SECONDS, MOST_TOKENS, Session
+from headscope.app.try_api import TryApi
 from headscope.app.wire import as_json, as_matrix
 from headscope.core.errors import HeadscopeError, UsageError
 from headscope.core.registry import methods
@@ -64,8 +66,7 @@ def policy() -> str:
 
 def create(session: Session, *, hosts: set[str] | None, token: str | None = None) -> Guard:
     """The ASGI application. `hosts`: values of the Host header that it answers to; None for any, with a token."""
-
-    views = ["/", "/head/{layer:int}/{head:int}", "/prompt", "/runs"]
+    views = ["/", "/head/{layer:int}/{head:int}", "/prompt", "/try", "/runs"]
     api = [
         Route("/state", _state),
         Route("/atlas", _atlas),
@@ -78,6 +79,8 @@ def create(session: Session, *, hosts: set[str] | None, token: str | None = None
         Route("/ablate", _ablate, methods=["POST"]),
         Route("/prompt", _prompt, methods=["POST"]),
         Route("/route", _route, methods=["POST"]),
+        Mount("/prompt", routes=PromptApi().routes()),
+        Mount("/try", routes=TryApi().routes()),
         Route("/choices", _choices),
         Route("/jobs", _jobs, methods=["GET"]),
         Route("/jobs", _start, methods=["POST"]),

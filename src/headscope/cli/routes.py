@@ -58,6 +58,7 @@ def routes(
     headscope routes MODEL --task ioi (is a task's route what carries its predictions?)
     """
     import headscope as hs
+    from headscope.verify import prompt_of
 
     if (prompt is None) == (task is None):
         raise UsageError("routes takes a prompt, or --task to prove the routes of a task's prompts.")
@@ -85,7 +86,7 @@ def routes(
     if prove:
         with working("Proving the route"):
             proof = hs.prove_routes(
-                loaded, _prompts(loaded, route), threshold=threshold, n_random=n_random, seed=common.seed
+                loaded, prompt_of(route), threshold=threshold, n_random=n_random, seed=common.seed
             )
     written = []
     if html is not None:
@@ -112,20 +113,6 @@ def routes(
             console.print(f"Wrote {path}.", soft_wrap=True, markup=False)
 
     common.show(document, human)
-
-
-def _prompts(model: Model, route: Route) -> Any:
-    """The route's prompt as a task of one."""
-    import torch
-
-    from headscope.tasks import Prompts
-
-    tokens = torch.tensor([route.token_ids], device=model.device)
-    foil = None if route.foil_id is None else torch.tensor([[route.foil_id]])
-    return Prompts(
-        "your prompt", 0, tokens, torch.tensor([[route.position]]), torch.tensor([[route.target_id]]), foil,
-        metric="loss" if foil is None else "logit_diff",
-    )  # fmt: skip
 
 
 def _show(console: Console, route: Route, top: int) -> None:

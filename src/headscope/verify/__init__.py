@@ -2,7 +2,7 @@
 
 from headscope.verify.circuit import CircuitProof, prove_circuit
 from headscope.verify.roles import ROLES, Role, get_role
-from headscope.verify.route import RouteProof, prove_routes
+from headscope.verify.route import RouteProof, prompt_of, prove_routes
 from headscope.verify.stats import bootstrap_interval, holm, sign_flip_p
 from headscope.verify.verify import Verdict, decide, n_heads_of, n_runs, verify
 
@@ -18,6 +18,7 @@ __all__ = [
     "holm",
     "n_heads_of",
     "n_runs",
+    "prompt_of",
     "prove_circuit",
     "prove_routes",
     "sign_flip_p",

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
-from headscope.routes import routes
+from headscope.routes import Route, routes
 from headscope.routes.cut import Kept, Means, cut, kept_by, means_of, random_like, rest_of
 from headscope.sweep import clean, sweep
 from headscope.tasks import Prompts, make
@@ -58,6 +59,15 @@ class RouteProof:
     def document(self) -> dict[str, Any]:
         """As plain data."""
         return asdict(self)
+
+
+def prompt_of(route: Route) -> Prompts:
+    """A route's prompt as a task of one: what `prove_routes` needs to test that route."""
+    foil = None if route.foil_id is None else torch.tensor([[route.foil_id]])
+    return Prompts(
+        "your prompt", 0, torch.tensor([route.token_ids]), torch.tensor([[route.position]]),
+        torch.tensor([[route.target_id]]), foil, metric="loss" if foil is None else "logit_diff",
+    )  # fmt: skip
 
 
 def prove_routes(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from headscope.core.component import Component, components
+from headscope.core.controls import matched_sets
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.core.scores import top
 from headscope.methods.run import score
@@ -16,7 +17,6 @@ from headscope.model import Model
 from headscope.sweep import clean, sweep
 from headscope.tasks import Prompts, baseline, make
 from headscope.trace import Edit, mean, trace, zero
-from headscope.verify.controls import matched_sets
 from headscope.verify.roles import Role, get_role
 from headscope.verify.stats import bootstrap_interval, sign_flip_p
 
