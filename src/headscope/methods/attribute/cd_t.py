@@ -55,20 +55,21 @@ class CdT(AttributeMethod):
     last layer: the largest ‖error‖ / ‖x‖ of a token.
 
     Options: stabilise: after every addition to the stream, where β and γ differ in sign, give their sum to the larger
-    one and nothing to the other. Large parts then no longer cancel, but the rule is not linear: the parts of several
-    sources do not add up to that of all together, and those of small sources grow.
+    one and nothing to the other. Large parts then no longer cancel, but not even linear layers are linear in β any more:
+    parts of several sources do not add up to that of all of them, and those of small sources grow.
 
     Does not show: what a head does to the patterns of later heads. One that acts through queries or keys alone (a
-    previous-token head that feeds an induction head) gets 0, so the top heads need not do the task alone: the ones that
-    tell them where to look are not among them. Where two large opposite parts make a small activation
-    (value of an attention sink, say), gated MLPs may multiply both: a score whose β outgrew the activation a hundredfold
+    previous-token head that feeds an induction head) gets 0, so that the top heads alone may fail at the task: those
+    that tell them where to look need not be among them. Where two large opposite parts make a small activation (the
+    value of an attention sink, say), gated MLPs may multiply both: a score whose β outgrew the activation a hundredfold
     is missing (NaN).
 
     Cost: 2 forward passes, and for each head the layers above it once, without queries and keys, at the tokens from the
     first one that differs in the twin on. The attribute `passes` says how many forward passes that makes.
 
-    Paper and differences: Hsu et al. 2024, for BERT and GPT-2; RMSNorm and gated MLPs follow from its rules. The paper
-    stabilises always, and searches backwards from target heads; here every head is a source and the logit the target.
+    Paper and differences: Hsu et al. 2024, for BERT and GPT-2; RMSNorm and gated MLPs follow from its rules. The
+    paper's rules include the stabiliser, and it searches backwards from target heads; here every head is a source and the
+    logit the target.
     """
 
     info = Info(
@@ -130,9 +131,7 @@ class CdT(AttributeMethod):
         }
         more = kept[:, 0].mean() > kept[:, 1:].mean(0).max()
         shown = more and figures["passes"] < figures["passes of patching"]
-        reason = (
-            f"shown if they keep more than each of {RANDOM} random sets, all other heads as in the twins, and held out"
-        )
+        reason = f"shown if they keep more than each of {RANDOM} random sets on held-out prompts, all other heads as in their twins"
         return Check(bool(shown), figures, reason)
 
 
