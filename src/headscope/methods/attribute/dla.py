@@ -123,6 +123,8 @@ class Dla(AttributeMethod):
         )
 
     def check(self, model: Model, *, seed: int = 0) -> Check:
+        if len(model.heads()) <= 10:
+            raise NotApplicable(f"{model.name} has no more than ten heads, which hold all that heads add.")
         found = self.attribute(model, make_task("ioi", model, 12, seed))
         total = found.sum(("layer", "head", "position")) + found.mlp.sum("layer") + found.constant
         by_head = found.sum("position").mean("prompt").values.ravel()
