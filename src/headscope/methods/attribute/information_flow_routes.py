@@ -98,12 +98,15 @@ class InformationFlowRoutes(AttributeMethod):
         explained = replace(self, most=8)
         weight = explained.attribute(model, text, seed=seed).mean("prompt").values.ravel()
         figures, rng = {}, np.random.default_rng(seed)
+        k = min(10, len(weight) // 4)
+        if k < 1:
+            return Check(None, {}, f"{model.name} has too few heads to tell the best from others")
         for method in ("induction-heads-icl", "previous-token"):
             known = score(model, method, seed=seed).values.ravel()
-            best = known >= np.sort(known)[-10]
+            best = np.isin(np.arange(len(known)), np.argsort(known, kind="stable")[-k:])
             found = auroc(weight, best)
             null = [auroc(weight, rng.permutation(best)) for _ in range(2000)]
-            figures[f"AUROC of the 10 best heads of {method}"] = found
+            figures[f"AUROC of the {k} best heads of {method}"] = found
             figures[f"p of that, {method}"] = float((1 + sum(x >= found for x in null)) / 2001)
         figures |= _kept(model, make_task("ioi", model, 6, seed), self.threshold, seed)
         aurocs = [value for name, value in figures.items() if name.startswith("AUROC")]

@@ -102,10 +102,14 @@ class LmTt(AttributeMethod):
                 k = min(len(here), len(rest))
                 chosen += [c for c in map(Component.parse, route.heads()) if c.layer == layer][:k]
                 others += [head(layer, int(h)) for h in rng.choice(rest, k, replace=False)] if k else []
+            if not chosen:
+                continue
             values = sweep(model, one, [zero(chosen), zero(others)], one.metric).values[:, 0]
             before = float(clean(model, one, one.metric).mean())
             inside.append(before - values[0])
             outside.append(before - values[1])
+        if not inside:
+            return Check(None, {}, "no layer has heads both in and outside the graphs")
         figures = {
             "largest error of the sum of shares": float(abs(total - 1).max()),
             "share of the edges in the graph": float(np.mean(kept)),
