@@ -13,7 +13,8 @@ from headscope.core.errors import UsageError
 from headscope.model import Model
 from headscope.model.graph import Graph, graph_of
 from headscope.trace.gradients import add_gradients
-from headscope.trace.wiring import rewired, written
+from headscope.trace.senders import written
+from headscope.trace.wiring import rewired
 
 
 @pytest.fixture(scope="module")

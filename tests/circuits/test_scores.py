@@ -84,6 +84,19 @@ def test_gradients_find_it_where_the_softmax_is_not_saturated() -> None:
     assert abs(float(plain.sel(sender="L0H0", receiver="L1KV2.k"))) < 1e-9
 
 
+def test_gradients_find_it_among_noise() -> None:
+    """The softened toy with every weight disturbed, so that each edge does a little."""
+    model = softened(15.0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.hf.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    prompts = induction_prompts()
+    exact, ig = circuits.exact(model, prompts), circuits.eap_ig(model, prompts)
+    assert int((abs(exact) > 1e-6).sum()) > 60
+    assert circuits.edge_auroc(exact, TRUE) >= 0.95 and circuits.edge_auroc(ig, TRUE) >= 0.95
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", ["eap", "eap_ig"])
 def test_edges_into_the_logits_add_up_to_the_direct_effect(family: str, method: str) -> None:
@@ -185,6 +198,14 @@ def test_prompts_in_parts_give_what_they_give_together(tiny: Model, monkeypatch:
             np.testing.assert_allclose(a, b, atol=1e-9)
 
 
+def test_half_precision_scores_are_scores(tiny: Model) -> None:
+    half = hs.load(build("llama", torch.bfloat16), check=False)
+    prompts, whole = some_prompts(), hs.load(build("llama", torch.float32), check=False)
+    a, b = circuits.eap(half, prompts).values, circuits.eap(whole, prompts).values
+    there = ~np.isnan(a)
+    assert np.corrcoef(a[there], b[there])[0, 1] > 0.95
+
+
 def test_acdc_keeps_the_induction_circuit_and_nothing_else() -> None:
     found = circuits.acdc(induction_toy(), induction_prompts(), tau=1e-3, metric="logit_diff")
     assert set(found.edges) == TRUE - {"L1H3->logits", "L0H0->L1KV3.k"}  # without what hurts, it is done no worse
@@ -204,6 +225,8 @@ def test_what_cannot_be_scored_is_refused_in_words(tiny: Model, monkeypatch: pyt
     prompts = some_prompts()
     with pytest.raises(UsageError, match="no corrupted twins"):
         circuits.eap(tiny, replace(prompts, corrupt=None))
+    with pytest.raises(UsageError, match="each must be as long as its prompt"):
+        circuits.eap(tiny, replace(prompts, corrupt=prompts.tokens[:, 1:]))
     with pytest.raises(UsageError, match="no gradient"):
         circuits.eap_ig(tiny, prompts, metric="accuracy")
     with pytest.raises(UsageError, match="at least one"):

@@ -14,7 +14,8 @@ from families.tiny import DECODERS, build
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
 from headscope.model.graph import Graph, graph_of
-from headscope.trace.wiring import rewired, written
+from headscope.trace.senders import written
+from headscope.trace.wiring import _Wires, rewired
 
 WIDTH = 7
 FAMILIES = [name for name in DECODERS if name != "opt-post-norm"]
@@ -176,6 +177,34 @@ def test_padding_is_left_alone(tiny: Model) -> None:
         tiny, clean[1:2, 3:], graph, cut, written(tiny, corrupt[1:2, 3:], graph), torch.tensor([[WIDTH - 4]])
     )
     assert far(padded[0, 1], short[0, 0]) < 1e-10
+
+
+def test_few_or_many_kept_edges_are_one_computation(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Circuits of any density, by their cut edges or by the others, beside each other in one pass and alone."""
+    graph, (clean, corrupt) = graph_of(tiny), twins()
+    stands = written(tiny, corrupt, graph)
+    share = torch.tensor([0.0, 0.02, 0.1, 0.5, 0.9, 0.98, 1.0])[:, None, None]
+    cut = torch.rand(7, *graph.exists.shape, generator=torch.Generator().manual_seed(4)) < share
+    found, _ = rewired(tiny, clean, graph, cut, stands, LAST)
+
+    def by_the_cut(self: _Wires, at: int, receivers: list[int]) -> Tensor:
+        n = int((self.steps <= at).sum())
+        mask = self.cut[:, :n, receivers].transpose(1, 2).double()
+        return torch.bmm(mask, self.moved[:, :n].flatten(2)).unflatten(2, self.moved.shape[2:])
+
+    monkeypatch.setattr(_Wires, "_exchange", by_the_cut)
+    wanted, _ = rewired(tiny, clean, graph, cut, stands, LAST)
+    assert far(found, wanted) < 1e-10
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "falcon"])
+def test_half_precision_is_as_near_as_it_can_be(family: str) -> None:
+    """Parts are added up in float32, so that with every edge cut only the model's own rounding is left."""
+    model = hs.load(build(family, torch.bfloat16), check=False)
+    graph, (clean, corrupt) = graph_of(model), twins()
+    logits, _ = rewired(model, clean, graph, graph.exists[None], written(model, corrupt, graph), LAST)
+    assert far(logits[0].float(), plain(model, corrupt).float()) < 0.05
+    assert far(plain(model, clean).float(), plain(model, corrupt).float()) > 0.5
 
 
 def test_no_trace_is_left(tiny: Model) -> None:

@@ -18,7 +18,8 @@ from headscope.sweep import clean, measure
 from headscope.sweep.metrics import Metric
 from headscope.sweep.patching import corrupted
 from headscope.tasks import Prompts
-from headscope.trace.wiring import rewired, written
+from headscope.trace.senders import written
+from headscope.trace.wiring import rewired
 
 if TYPE_CHECKING:
     import xarray as xr

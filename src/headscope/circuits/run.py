@@ -18,7 +18,8 @@ from headscope.sweep.metrics import Metric
 from headscope.sweep.patching import corrupted
 from headscope.tasks import Prompts
 from headscope.trace import trace
-from headscope.trace.wiring import rewired, written
+from headscope.trace.senders import written
+from headscope.trace.wiring import rewired
 
 #: what stands on a cut edge: the sender's part in the prompt's corrupted twin, its mean over the prompts at each
 #: position, or nothing
@@ -77,7 +78,13 @@ def replacement(
     if replace not in REPLACE:
         raise UsageError(f"replace is {replace!r}; it takes patch, mean or zero.{nearest(replace, REPLACE)}")
     if replace == "patch":
-        return written(model, corrupted(prompts), graph)
+        twins = corrupted(prompts)
+        if twins.tokens.shape != prompts.tokens.shape:
+            raise UsageError(
+                f"The corrupted twins of {prompts.name} have shape {tuple(twins.tokens.shape)}, the prompts "
+                f"{tuple(prompts.tokens.shape)}; each must be as long as its prompt."
+            )
+        return written(model, twins, graph)
     if replace == "mean":
         return mean_written(model, prompts, graph) if means is None else means
     return None

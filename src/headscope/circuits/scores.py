@@ -32,7 +32,7 @@ from headscope.sweep import clean, measure
 from headscope.sweep.metrics import Metric
 from headscope.tasks import Prompts
 from headscope.trace.gradients import add_gradients
-from headscope.trace.wiring import written
+from headscope.trace.senders import written
 
 if TYPE_CHECKING:
     import xarray as xr

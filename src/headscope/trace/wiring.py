@@ -6,41 +6,19 @@ pass. All else is the model's own computation. Several circuits go through one p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headscope.core.errors import UsageError
 from headscope.model import Model, bias_of, weight_of
 from headscope.model.discover import first_tensor
-from headscope.model.frozen import Frozen, freeze
 from headscope.model.graph import Graph
 from headscope.trace.hooks import Capture, Pass
 from headscope.trace.run import narrowed, prepare
-
-
-@torch.no_grad()
-def written(model: Model, inputs: Any, graph: Graph) -> Tensor:
-    """[sender, batch, pos, d_model]: what each sender adds to the stream.
-
-    A norm after the attention or the MLP (Gemma-2, OLMo-2) is taken with the scale that it has in this pass, and a bias
-    before it is shared by the heads; other biases are nobody's.
-    """
-    tokens, mask, kwargs = prepare(model, inputs)
-    batch, width = _shape(tokens)
-    everything = list(range(len(graph.senders)))
-    kept = torch.empty(len(everything), batch, width, model.anatomy.d_model, dtype=model.dtype, device=model.device)
-
-    def keep(places: list[int], values: Tensor) -> None:
-        kept[places] = values.view(len(places), batch, width, -1)
-
-    working = Pass(model, _Senders(model, graph, everything, keep).captures(), [])
-    with working.installed(), narrowed(model, mask, None):
-        model.hf(**kwargs)
-    return kept
+from headscope.trace.senders import Senders, shape_of, wide
 
 
 @torch.no_grad()
@@ -61,7 +39,7 @@ def rewired(
     [circuit, sender, batch, pos, d_model]. One pass over circuit × batch rows; where nothing is cut, nothing is touched.
     """
     tokens, mask, kwargs = prepare(model, inputs)
-    batch, width = _shape(tokens)
+    batch, width = shape_of(tokens)
     n_circuits = len(cut)
     cut = cut.cpu() & graph.exists
     kwargs = {name: x.repeat(n_circuits, 1) if isinstance(x, Tensor) else x for name, x in kwargs.items()}
@@ -72,81 +50,6 @@ def rewired(
         logits = model.hf(**kwargs).logits
     given = wires.given if keep else None
     return logits.view(n_circuits, batch, *logits.shape[1:]), given
-
-
-def _shape(tokens: Tensor | None) -> tuple[int, int]:
-    if tokens is None:
-        raise UsageError("Circuits take Prompts or token ids [batch, pos].")
-    return tokens.shape[0], tokens.shape[1]
-
-
-class _Senders:
-    """Splits what a pass computes into what each sender writes; `keep(places in chosen, values [sender, …, d_model])`."""
-
-    def __init__(
-        self, model: Model, graph: Graph, chosen: list[int], keep: Callable[[list[int], Tensor], None]
-    ) -> None:
-        self.model, self.keep = model, keep
-        self.at: dict[tuple[str, int], list[tuple[int, int]]] = {}  # (kind, layer) → (index, place in chosen)
-        for place, i in enumerate(chosen):
-            node = graph.senders[i]
-            self.at.setdefault((node.kind, node.layer), []).append((node.index, place))
-        self.split = {n.layer: [m.index for m in graph.senders if m.kind == "neuron" and m.layer == n.layer]
-                      for n in graph.senders if n.kind == "neuron"}  # fmt: skip
-        self.neurons: Tensor | None = None  # [neuron, …, d_model] of the layer at hand
-
-    def captures(self) -> list[Capture]:
-        """What a pass must read."""
-
-        def layers(*kinds: str) -> list[int]:
-            return sorted({layer for kind, layer in self.at if kind in kinds})
-
-        found = []
-        if ("embed", 0) in self.at:
-            found.append(Capture("resid_pre", [0], self._embed))
-        found.append(Capture("z", layers("head"), self._heads))
-        found.append(Capture("neuron", [i for i in layers("neuron", "mlp") if i in self.split], self._split))
-        found.append(Capture("mlp_out", layers("mlp"), self._mlp))
-        return [capture for capture in found if capture.layers]
-
-    def _embed(self, x: Tensor, layer: int) -> None:
-        self.keep([self.at["embed", 0][0][1]], x[None])
-
-    def _heads(self, z: Tensor, layer: int) -> None:
-        anatomy, block = self.model.anatomy, self.model.anatomy.blocks[layer]
-        chosen = self.at["head", layer]
-        # the scale of a norm after the attention is that of all heads together
-        heads = [h for h, _ in chosen] if block.post_attn is None else list(range(anatomy.n_heads))
-        weight = weight_of(block.o).unflatten(0, (anatomy.n_heads, anatomy.d_head))[heads]
-        made = torch.bmm(z[..., heads, :].flatten(0, 1).transpose(0, 1), weight)  # [head, batch·pos, d_model]
-        if block.post_attn is not None:
-            bias = bias_of(block.o)
-            made = made if bias is None else made + bias / anatomy.n_heads
-            made = _through(freeze(block.post_attn, made.sum(0)), made)[[h for h, _ in chosen]]
-        self.keep([place for _, place in chosen], made)
-
-    def _split(self, activation: Tensor, layer: int) -> None:
-        block, which = self.model.anatomy.blocks[layer], self.split[layer]
-        weight = self.model.anatomy.W_out(layer)
-        made = activation[..., which].movedim(-1, 0)[..., None] * weight[which][:, None, None]
-        if block.post_mlp is not None:
-            whole, bias = activation @ weight, bias_of(block.down)
-            made = _through(freeze(block.post_mlp, whole if bias is None else whole + bias), made)
-        self.neurons = made.sum(0)
-        if found := self.at.get(("neuron", layer)):
-            self.keep([place for _, place in found], made[[which.index(i) for i, _ in found]])
-
-    def _mlp(self, x: Tensor, layer: int) -> None:
-        rest = x - self.neurons if layer in self.split and self.neurons is not None else x
-        self.keep([self.at["mlp", layer][0][1]], rest[None])
-
-
-def _through(norm: Frozen | None, parts: Tensor) -> Tensor:
-    """Parts [part, …, d_model] of what a norm reads as parts of what it gives."""
-    if norm is None:
-        return parts
-    parts = parts - parts.mean(-1, keepdim=True) if norm.centred else parts
-    return parts * norm.gain / norm.scale[..., None]
 
 
 class _Wires:
@@ -167,39 +70,75 @@ class _Wires:
         self.cut = cut[:, self.chosen].to(model.device)
         self.active = set(cut.any(0).any(0).nonzero()[:, 0].tolist())
         self.steps = torch.tensor([graph.senders[i].at for i in self.chosen])
-        sizes = (n_circuits, len(self.chosen), batch * width, model.anatomy.d_model)
-        # what is exchanged: its replacement minus what it gives here
-        self.moved = torch.empty(sizes, dtype=model.dtype, device=model.device)
-        self.given = self.moved.new_empty(n_circuits, len(self.chosen), batch, width, sizes[-1]) if keep else None
+        d_model = model.anatomy.d_model
+        # what is exchanged, [circuit, sender, batch·pos, d_model]: its replacement minus what it gives here
+        self.moved = torch.empty(
+            n_circuits, len(self.chosen), batch * width, d_model, dtype=wide(model.dtype), device=model.device
+        )
+        self.given = self.moved.new_empty(n_circuits, len(self.chosen), batch, width, d_model) if keep else None
+        # all that the first `summed` senders exchange
+        self.total, self.summed = self.moved.new_zeros(n_circuits, batch * width, d_model), 0
+        self.step: tuple[int, list[int], Tensor] | None = None
         self.replacement = replacement
         self.stream: dict[nn.Module, Tensor] = {}
         self.fed: dict[int, Tensor] = {}
 
     def captures(self) -> list[Capture]:
         """What the pass must read."""
-        return _Senders(self.model, self.graph, self.chosen, self._keep).captures()
+        return Senders(self.model, self.graph, self.chosen, self._keep).captures()
 
     def _keep(self, places: list[int], values: Tensor) -> None:
         n_circuits, batch, width = self.shape
-        values = values.view(len(places), n_circuits, batch, width, -1).transpose(0, 1)
+        values = values.to(self.moved.dtype).view(len(places), n_circuits, batch, width, -1).transpose(0, 1)
         if self.given is not None:
             self.given[:, places] = values
         moved = -values
         if self.replacement is not None:
-            moved = moved + self.replacement[[self.chosen[i] for i in places]].to(values)
+            moved = moved + self.replacement[[self.chosen[i] for i in places]].to(moved)
         self.moved[:, places] = moved.flatten(2, 3)
 
     def _exchanged(self, receivers: list[int]) -> Tensor:
         """[circuit, receiver, batch·pos, d_model]: what is added to the stream for receivers that read at one step."""
-        n = int((self.steps <= self.graph.receivers[receivers[0]].at).sum())
-        mask = self.cut[:, :n, receivers].transpose(1, 2).to(self.moved.dtype)
-        found = torch.bmm(mask, self.moved[:, :n].flatten(2))
-        return found.view(len(mask), len(receivers), *self.moved.shape[2:])
+        at = self.graph.receivers[receivers[0]].at
+        if self.step is None or self.step[0] != at:
+            together = sorted(i for i in self.active if self.graph.receivers[i].at == at)
+            self.step = at, together, self._exchange(at, together)
+        _, together, found = self.step
+        first = together.index(receivers[0])
+        if together[first : first + len(receivers)] == receivers:
+            return found[:, first : first + len(receivers)]
+        return found[:, [together.index(i) for i in receivers]]
+
+    def _exchange(self, at: int, receivers: list[int]) -> Tensor:
+        """The same for all receivers of a step, circuit by circuit: the sum over the senders that are cut, or where fewer are
+        kept, the sum over all minus that over the kept."""
+        n = int((self.steps <= at).sum())
+        cut = self.cut[:, :n, receivers]
+        found = self.moved.new_empty(len(cut), len(receivers), *self.moved.shape[2:])
+        for i, mask in enumerate(cut):
+            some, others = (m.any(1).nonzero()[:, 0] for m in (mask, ~mask))
+            # to pick senders out costs as much as to go through three times as many
+            if 3 * len(others) < min(n, 3 * len(some)):
+                self._sum_up(n)
+                found[i] = self.total[i] - self._mixed(i, ~mask, others)
+            else:
+                found[i] = self._mixed(i, mask, some if 3 * len(some) < n else slice(0, n))
+        return found
+
+    def _sum_up(self, n: int) -> None:
+        if self.summed < n:
+            self.total += self.moved[:, self.summed : n].sum(1)
+            self.summed = n
+
+    def _mixed(self, circuit: int, mask: Tensor, senders: Tensor | slice) -> Tensor:
+        """[receiver, batch·pos, d_model]: the sum over those of some senders that a mask [sender, receiver] names."""
+        moved = self.moved[circuit, senders]
+        return (mask[senders].T.to(moved.dtype) @ moved.flatten(1)).unflatten(1, moved.shape[1:])
 
     def _read(self, norm: nn.Module | None, x: Tensor, receivers: list[int]) -> Tensor:
         """[circuit, receiver, batch·pos, d_model]: what receivers read, normalised; `x`: the stream in this pass."""
-        x = x.view(len(self.cut), 1, *self.moved.shape[2:]) + self._exchanged(receivers)
-        return x if norm is None else first_tensor(norm.forward(x))  # its hooks would take this for the stream
+        made = (x.view(len(self.cut), 1, *self.moved.shape[2:]) + self._exchanged(receivers)).to(x.dtype)
+        return made if norm is None else first_tensor(norm.forward(made))  # its hooks would take this for the stream
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -276,7 +215,7 @@ class _Wires:
     def _logits(self, _: nn.Module, args: Any, output: Any) -> Any:
         x = first_tensor(output)
         moved = self._exchanged([len(self.graph.receivers) - 1])
-        made = x + moved.reshape(x.shape)
+        made = (x + moved.reshape(x.shape)).to(x.dtype)
         return made if isinstance(output, Tensor) else (made, *output[1:])
 
 
