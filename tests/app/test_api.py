@@ -118,6 +118,19 @@ class TestModel:
                 checked += 1
         assert checked > 20
 
+    def test_examples_are_where_it_writes_most(self, client: TestClient, model: Model) -> None:
+        told = client.post("/api/examples", json={"layer": 1, "head": 2}).json()
+        prompts = hs.tasks.make("plain-text", model, 32, 0, length=48)
+        z = hs.trace(model, prompts, ["z"], logits=None)["z", 1][:, :, 2]
+        size = (z @ model.anatomy.W_O(1, 2)).norm(dim=-1)[:, 1:]
+        factors = [row["factor"] for row in told["examples"]]
+        assert factors[0] == pytest.approx(float(size.max() / size.mean()), rel=1e-3)
+        assert factors == sorted(factors, reverse=True) and len(factors) == 8 and told["texts"] == 32
+        for row in told["examples"]:
+            assert sum(row["attention"]) == pytest.approx(1, abs=0.01) and row["attention"][row["at"] + 1 :] == [0] * (
+                47 - row["at"]
+            )
+
     def test_keys_sum_to_the_whole(self, model: Model) -> None:
         ids = look.read(model, PROMPT, 99)
         parts = [look.direct(model, 2, 1, ids, 4, key) for key in range(5)]
@@ -267,6 +280,24 @@ class TestJobs:
         assert list(saved.scores) == ["bos-sink"]
         assert [m["id"] for m in client.get("/api/atlas").json()["methods"]] == ["bos-sink"]
         session.jobs.close()
+
+    def test_questions_between_its_steps_change_nothing(self, model: Model, tmp_path: Path) -> None:
+        saved = []
+        for busy in (False, True):
+            session = Session(name="tiny", load=lambda: model, out=tmp_path / str(busy))
+            client = serve(session)
+            number = client.post("/api/jobs", json={"kind": "scan", "methods": "bos-sink,previous-token"}).json()["id"]
+            asked = 0
+            while busy and client.get("/api/jobs").json()["jobs"][0]["state"] in ("queued", "running"):
+                assert client.post("/api/ablate", json={"layer": 1, "head": 1, "prompt": PROMPT}).status_code == 200
+                asked += 1
+            job = finished(client, number)
+            saved.append(hs.Atlas.load(job["result"]["out"]))
+            session.jobs.close()
+        assert asked > 0
+        for method, scores in saved[0].scores.items():
+            np.testing.assert_array_equal(scores.values, saved[1].scores[method].values)
+        assert repr(saved[0].verdicts) == repr(saved[1].verdicts)
 
     def test_scores_and_verdicts_join_the_atlas(self, client: TestClient, atlas: hs.Atlas, tmp_path: Path) -> None:
         score = client.post("/api/jobs", json={"kind": "score", "method": "duplicate-token"}).json()["id"]

@@ -291,6 +291,15 @@ class TestHead:
         page.wait_for_selector(".pair.four")
         assert page.locator(".pair.four table").count() == 4
 
+    def test_examples(self, view: Open) -> None:
+        page = view("/head/0/1")
+        page.get_by_role("button", name="Look for examples").click()
+        page.locator(".examples li").nth(7).wait_for()
+        assert page.locator(".examples .query").count() == 8 and query(page) == {"examples": "1"}
+        page.locator(".examples a").first.click()
+        page.wait_for_selector(".looked")
+        assert "prompt" in query(page) and "q" in query(page)
+
     def test_a_refusal_is_one_sentence(self, view: Open) -> None:
         page = view("/head/0/1", refusals=True)
         page.get_by_label("One token").fill("the store")

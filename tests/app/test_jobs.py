@@ -70,10 +70,36 @@ def test_a_question_goes_before_waiting_jobs(jobs: Jobs) -> None:
     last = jobs.submit("test", "second", lambda tell: order.append("job") or {})
     asked = jobs.ask("question", lambda: order.append("question"))
     assert "first" in jobs.busy() and "s left" in jobs.busy()
+    assert asked.future.result(20) is None and first.state == "running", "answered between two steps"
     go.set()
     until(lambda: last.state == "done")
-    assert asked.future.result(1) is None and order == ["question", "job"]
-    assert len(jobs.documents()) == 2, "questions are not listed"
+    assert order == ["question", "job"] and len(jobs.documents()) == 2, "questions are not listed"
+
+
+def test_a_question_waits_while_the_model_is_not_free() -> None:
+    free = threading.Event()
+    jobs = Jobs(free.is_set)
+    go, started = threading.Event(), threading.Event()
+    first = jobs.submit("test", "first", held(go, started))
+    started.wait(20)
+    asked = jobs.ask("question", lambda: 5)
+    step = first.step
+    until(lambda: first.step > step + 3)
+    assert not asked.future.done()
+    free.set()
+    assert asked.future.result(20) == 5
+    go.set()
+    jobs.close()
+
+
+def test_a_failing_question_leaves_the_job_alone(jobs: Jobs) -> None:
+    go, started = threading.Event(), threading.Event()
+    first = jobs.submit("test", "first", held(go, started))
+    started.wait(20)
+    asked = jobs.ask("question", lambda: 1 // 0)
+    assert isinstance(asked.future.exception(20), ZeroDivisionError)
+    go.set()
+    until(lambda: first.state == "done")
 
 
 def test_progress_and_time_left_are_told(jobs: Jobs) -> None:
@@ -123,7 +149,7 @@ def test_a_failed_job_says_why_in_one_sentence(jobs: Jobs) -> None:
 
 def test_a_question_nobody_waits_for_is_not_run(jobs: Jobs) -> None:
     go, started = threading.Event(), threading.Event()
-    jobs.submit("test", "first", held(go, started))
+    jobs.submit("test", "first", lambda tell: started.set() or {"fine": go.wait(20)})  # tells nothing in between
     started.wait(20)
     ran: list[int] = []
     asked = jobs.ask("question", lambda: ran.append(1))

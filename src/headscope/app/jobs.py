@@ -1,7 +1,8 @@
 """One thing at a time on the model: a queue with progress, time left, cancel, and results that stay.
 
-Questions that a view asks (`ask`) go before jobs that somebody started (`submit`); neither interrupts the other, since
-both put hooks on the same model. Finished jobs stay until the process ends, and are written as soon as they are done.
+Two things at once would put their hooks on the same model. Questions that a view asks (`ask`) go before jobs that
+somebody started (`submit`), and are also answered between the steps of a running one, so that a page can be used while a
+scan runs. Finished jobs stay until the process ends, and are written as soon as they are done.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ class Job:
 
 
 class Jobs:
-    """The queue and the one thread that works it off."""
+    """The queue and the one thread that works it off. `free()` says whether the model can be asked between two steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, free: Callable[[], bool] = lambda: True) -> None:
+        self._free = free
         self._all: list[Job] = []
         self._asked: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
@@ -179,6 +181,8 @@ class Jobs:
             if what != job.what:
                 job.since = time.monotonic()
             job.what, job.step, job.steps = what, step, steps
+            if job.kind != "question":
+                job.since += self._answer_questions()  # which is no part of the time that a step takes
 
         job.since = time.monotonic()
         try:
@@ -196,6 +200,19 @@ class Jobs:
                 job.result = answer
             self._end(job, "done")
             job.future.set_result(answer)
+
+    def _answer_questions(self) -> float:
+        """Between two steps of a job. Returns the seconds that it took."""
+        start = time.monotonic()
+        while self._asked and self._free():
+            with self._changed:
+                if not self._asked:
+                    break
+                asked = self._asked.popleft()
+            asked.state = "running"
+            if asked.future.set_running_or_notify_cancel():
+                self._run(asked)
+        return time.monotonic() - start
 
 
 def sentence(error: BaseException) -> str:

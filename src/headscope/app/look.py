@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from headscope import tasks
 from headscope.core.component import head as head_component
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model.frozen import Frozen, freeze
@@ -87,6 +88,36 @@ def written(
     """
     logits = direct(model, layer, index, ids, query, key)
     return _ranked(model, logits - logits.mean(), k)
+
+
+@torch.no_grad()
+def examples(
+    model: Model, layer: int, index: int, *, seed: int = 0, n: int = 32, length: int = 48, k: int = 8
+) -> dict[str, Any]:
+    """Where on plain text the head writes most: the positions with the longest output z·W_O, one a text at most.
+
+    `factor`: that length over its mean. The first position is left out, where sinks keep what they do not use.
+    """
+    check_head(model, layer, index)
+    prompts = tasks.make("plain-text", model, n, seed, length=length)
+    run = trace(model, prompts, ["z", "pattern"], layers=[layer], logits=None)
+    size = (
+        (run["z", layer][:, :, index] @ model.anatomy.W_O(layer, index)).norm(dim=-1)[:, 1:].float()
+    )  # [prompt pos - 1]
+    best = size.max(-1)
+    rows = []
+    for row in best.values.topk(min(k, len(size))).indices.tolist():
+        at = int(best.indices[row]) + 1
+        rows.append(
+            {
+                "tokens": words(model, prompts.tokens[row]),
+                "text": model.tokenizer.decode(prompts.tokens[row, len(model.prefix) :]),
+                "at": at,
+                "factor": float(best.values[row] / size.mean()),
+                "attention": [round(float(x), 4) for x in run["pattern", layer][row, index, at]],
+            }
+        )
+    return {"examples": rows, "texts": len(size), "length": length}
 
 
 @torch.no_grad()

@@ -76,6 +76,7 @@ def create(session: Session, *, hosts: set[str] | None, token: str | None = None
         Route("/pattern", _pattern, methods=["POST"]),
         Route("/written", _written, methods=["POST"]),
         Route("/copies", _copies, methods=["POST"]),
+        Route("/examples", _examples, methods=["POST"]),
         Route("/ablate", _ablate, methods=["POST"]),
         Route("/prompt", _prompt, methods=["POST"]),
         Route("/route", _route, methods=["POST"]),
@@ -202,6 +203,18 @@ async def _copies(request: Request) -> Response:
         return look.copies(model, layer, head, token_id(model, token))
 
     return as_json(await ask(request, f"Weights of L{layer}H{head}", work))
+
+
+async def _examples(request: Request) -> Response:
+    given = await body(request)
+    layer, head, seed = field(given, "layer", int), field(given, "head", int), field(given, "seed", int, 0)
+
+    def work() -> Any:
+        from headscope.app import look
+
+        return look.examples(session_of(request).model(), layer, head, seed=seed)
+
+    return as_json(await ask(request, f"Examples of L{layer}H{head}", work))
 
 
 async def _ablate(request: Request) -> Response:

@@ -27,7 +27,7 @@ class Session:
 
     def __init__(self, *, name: str, load: Callable[[], Model], atlas: Atlas | None = None, out: Path | None = None):
         self.name, self.atlas, self.out = name, atlas, out
-        self.jobs = Jobs()
+        self.jobs = Jobs(self._free)
         self._load = load
         self._model: Model | None = None
         self._refused: str | None = None
@@ -58,6 +58,12 @@ class Session:
                 raise
             self._model = model
         return self._model
+
+    def _free(self) -> bool:
+        """Whether nothing has its hooks on the model just now."""
+        if self._model is None:
+            return True
+        return not any(part._forward_hooks or part._forward_pre_hooks for part in self._model.hf.modules())
 
     def check(self, model: Model) -> None:
         """Raise ModelError where the atlas is of another model."""

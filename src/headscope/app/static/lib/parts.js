@@ -118,8 +118,8 @@ export function Controls({ verdict }) {
       width: Math.min(width, 380),
       height: 92,
       marginTop: 26,
-      marginLeft: 14,
-      marginRight: 14,
+      marginLeft: 36,
+      marginRight: 28,
       x: { label: `change of ${verdict.metric}`, nice: true, ticks: 5 },
       marks: [
         Plot.ruleX([0], { stroke: "currentColor", strokeOpacity: 0.4 }),

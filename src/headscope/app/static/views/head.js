@@ -41,9 +41,10 @@ export function HeadView({ layer, head, server }) {
       <p class="soft">layer ${layer}, head ${head}${about.value ? html`, reads kv head ${about.value.kv_head}` : ""}${server ? html` of ${server.model}` : ""}</p>
     </header>
     <div class="columns">
-      <section class="panel"><h2>Scores</h2>
+      <div class="stacked"><section class="panel"><h2>Scores</h2>
         ${about.value ? html`<${Scores} rows=${about.value.scores} />` : server?.atlas === false ? html`<p>No atlas yet: <a href="/runs">scan</a> first.</p>` : html`<${Waiting} />`}
       </section>
+      <${Examples} layer=${layer} head=${head} address=${address} /></div>
       <section class="panel"><h2>Roles</h2>
         ${about.value && html`<${Roles} about=${about.value} />`}
       </section>
@@ -181,6 +182,27 @@ function Without({ layer, head, prompt }) {
         <td class="twin"><i style=${{ width: `${120 * row.before}px`, background: css(0.35, theme) }}></i><i style=${{ width: `${120 * row.after}px`, background: css(row.after < row.before ? -0.55 : 0.7, theme) }}></i></td>
       </tr>`)}</tbody>
     </table></div></div>`;
+}
+
+// Texts in which the head writes most, each shaded by where it looks from there.
+function Examples({ layer, head, address }) {
+  const theme = useTheme();
+  const on = address.get("examples") === "1";
+  const found = useAsk("/api/examples", on ? { layer, head } : null);
+  return html`<section class="panel">
+    <h2>Where it acts most</h2>
+    ${!on && html`<p><button onClick=${() => address.set({ examples: 1 })}>Look for examples</button> <span class="soft">Reads plain text and shows the places where its output is largest.</span></p>`}
+    ${found.error && html`<${Failure} error=${found.error} />`}
+    ${found.loading && !found.value && html`<${Waiting}>Reading …<//>`}
+    ${found.value && html`<p class="soft">The places of largest output in ${found.value.texts} pieces of plain text, ${found.value.length} tokens each; in the frame the token where it writes, shaded where it looks from there.</p>
+      <ol class=${`examples ${found.stale ? "stale" : ""}`}>${found.value.examples.map((row) => html`<li>
+        <a href=${hrefWith({ prompt: row.text, q: row.at, k: null })} title="Look at this text above">${number(row.factor, 1)} × its mean</a>
+        <span class="shown">${row.tokens.slice(0, row.at + 6).map((token, i) => {
+          const value = row.attention[i];
+          return html`<span class=${i === row.at ? "query" : i > row.at ? "later" : ""} title=${i > row.at ? "later" : number(value, 3)}
+            style=${i <= row.at && value > 0.01 ? { background: css(value, theme), color: value > 0.45 ? "var(--on-strong)" : "var(--ink)" } : {}}>${visible(token)}</span>`;
+        })}</span></li>`)}</ol>`}
+  </section>`;
 }
 
 function ByWeights({ layer, head, address }) {

@@ -1,0 +1,57 @@
+"""Pictures of the page's views, of a real atlas in a real Chromium: python docs/screenshots.py ATLAS
+
+Writes docs/page-*.png. The model named in the atlas is asked, so it must be on this machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import headscope as hs  # noqa: E402
+from app.browser import Watched, chromium, running  # noqa: E402
+from headscope.app.session import Session  # noqa: E402
+
+PROMPT = "When Mary and John went to the store, John gave a drink to Mary. When Mary and John went to the"
+#: name → address, wait for this, scroll to this, width, dark
+VIEWS: dict[str, tuple[str, str, str | None, int, bool]] = {
+    "atlas": ("/?method=induction-heads-icl&at=L18H6", ".ranking li", None, 1280, False),
+    "atlas-dark": ("/?method=induction-heads-icl&vs=bos-sink&at=L18H6", "svg.plot circle", None, 1280, True),
+    "head": ("/head/18/6?examples=1", ".examples li", None, 1280, False),
+    "head-prompt": (f"/head/18/6?prompt={quote(PROMPT)}&q=22&k=7", ".pair td", "On your prompt", 1280, False),
+    "prompt": ("/prompt?prompt=The%20capital%20of%20France%20is", "svg path", None, 1280, False),
+    "runs": ("/runs", ".panel", None, 1280, True),
+    "phone": ("/?method=induction-heads-icl", ".ranking li", None, 390, False),
+}
+
+
+def main(atlas: Path) -> None:
+    shown = hs.Atlas.load(atlas)
+    session = Session(name=shown.model["name"], load=lambda: hs.load(shown.model["name"]), atlas=shown)
+    with running(session) as address, chromium() as browser:
+        for name, (path, wanted, heading, width, dark) in VIEWS.items():
+            context = browser.new_context(
+                viewport={"width": width, "height": 860}, color_scheme="dark" if dark else "light"
+            )
+            watched = Watched(context, address)
+            page: Any = watched.open(path)
+            page.locator(wanted).first.wait_for(state="attached", timeout=120_000)
+            page.wait_for_load_state("networkidle")
+            if heading is not None:
+                page.locator("h2", has_text=heading).evaluate("e => scrollTo(0, e.getBoundingClientRect().top - 70)")
+            page.wait_for_timeout(500)
+            page.screenshot(path=ROOT / "docs" / f"page-{name}.png")
+            if watched.problems:
+                raise SystemExit(f"{name}: {'; '.join(watched.problems)}")
+            context.close()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))
