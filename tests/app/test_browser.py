@@ -271,7 +271,7 @@ class TestHead:
         assert query(page) == {"prompt": PROMPT, "q": "6", "k": "3"}
         said = page.locator(READ).inner_text()
         assert HOSTILE in said and f"{value:.3f}"[:4] in said
-        page.get_by_text(f"read from {HOSTILE}").wait_for()
+        page.get_by_text(f", read from {HOSTILE}").wait_for()
         page.reload()
         page.wait_for_selector(".looked")
         assert HOSTILE in page.locator(READ).inner_text(), "what is locked is in the address"

@@ -37,6 +37,10 @@ def test_the_page_holds_no_code_of_its_own(client: TestClient) -> None:
 
 
 def test_only_files_of_the_page_are_served(client: TestClient) -> None:
+    script = client.get("/static/app.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    again = client.get("/static/app.js", headers={"if-none-match": script.headers["etag"]})
+    assert again.status_code == 304 and again.content == b""
     for path in ("/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd", "/static/vendor"):
         assert client.get(path).status_code == 404
 

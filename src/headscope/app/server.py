@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import mimetypes
 import re
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
 
 from headscope.app import summary
 from headscope.app.asking import Busy, ask, body, field, place, session_of
@@ -31,6 +29,7 @@ from headscope.core.registry import methods
 from headscope.verify import ROLES
 
 STATIC = Path(__file__).parent / "static"
+KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".json": "application/json"}
 IMPORT_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
 #: shares below this would draw thousands of edges
 LEAST_SHARE = 0.005
@@ -45,11 +44,15 @@ PLOT_STYLE = "sha256-+TfQir1nvDucAdvE6XUQBt4ayUjpAWkbw2kCdSfekHM="
 @cache
 def page() -> str:
     """The one HTML file, which all addresses of views show; it names all modules, so that they load at once."""
-    modules = sorted(
-        path.relative_to(STATIC).as_posix() for part in ("lib", "views") for path in (STATIC / part).iterdir()
-    )
+    modules = sorted(name for name in files() if name.startswith(("lib/", "views/")))
     links = [f'<link rel="modulepreload" href="/static/{module}">' for module in modules if module not in LAZY]
     return (STATIC / "index.html").read_text(encoding="utf-8").replace("<!-- modules -->", "\n".join(links))
+
+
+@cache
+def files() -> frozenset[str]:
+    """Names of all files of the page."""
+    return frozenset(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
 
 
 @cache
@@ -91,13 +94,11 @@ def create(session: Session, *, hosts: set[str] | None, token: str | None = None
         routes=[
             *(Route(path, _page) for path in views),
             Mount("/api", routes=api),
-            Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/static/{name:path}", _static),
         ],
         exception_handlers={HeadscopeError: _refused, HTTPException: _missing, Exception: _failed},
     )
     app.state.session = session
-    # some systems call it plain text, and then the browser refuses to run it
-    mimetypes.add_type("text/javascript", ".js")
     # around everything, so that an answer to an unforeseen error passes it as well
     return Guard(app, hosts=hosts, token=token, policy=policy())
 
@@ -118,6 +119,19 @@ async def _missing(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     return as_json({"error": sentence(error)}, 500)
+
+
+async def _static(request: Request) -> Response:
+    """A file of the page. Only names that were found there are known, so no path leads out of the folder."""
+    name = request.path_params["name"]
+    if name not in files():
+        raise HTTPException(404)
+    data = (STATIC / name).read_bytes()
+    etag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers={"ETag": etag})
+    # by this table and not the system's, which may call a script plain text, so that browsers refuse it
+    return Response(data, media_type=KINDS.get(Path(name).suffix, "text/plain"), headers={"ETag": etag})
 
 
 # the atlas

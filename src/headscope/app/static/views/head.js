@@ -157,7 +157,7 @@ function OnPrompt({ layer, head, address, server }) {
 function Written({ layer, head, prompt, query, look, tokens }) {
   const found = useAsk("/api/written", { layer, head, prompt, query, key: look });
   if (found.error) return html`<p class="soft">${found.error}</p>`;
-  const from = look === null ? "" : html` read from <${Token} text=${tokens[look]} />`;
+  const from = look === null ? "" : html`, read from <${Token} text=${tokens[look]} />`;
   return html`<h3>What it writes there${from}</h3>
     <p class="soft">Directly, to the next token's logits (relative to the mean over the vocabulary).</p>
     ${found.value && html`<div class=${`pair ${found.stale ? "stale" : ""}`}>
