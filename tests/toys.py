@@ -52,8 +52,7 @@ def induction_toy() -> Model:
     followed = _reading(PREVIOUS) - 2 * first
     sink = torch.zeros(128, 32, dtype=torch.float64)
     sink[0, 0] = 1.0
-    # (layer, head): query, key, value, output; a query given as [32] is the same everywhere
-    heads: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = {
+    heads: Heads = {
         (0, 0): (_SHARP * _reading(POSITION), shifted, _reading(TOKEN), _reading(PREVIOUS).T),
         (0, 1): (_SHARP * _reading(TOKEN), _reading(TOKEN), None, None),
         (0, 2): (_SHARP * torch.eye(32, dtype=torch.float64)[0], sink, None, None),
@@ -61,25 +60,117 @@ def induction_toy() -> Model:
         (1, 3): (_SHARP * _reading(TOKEN), followed, _reading(TOKEN), -ANTI * GAIN * _reading(TOKEN).T),
     }
     with torch.no_grad():
-        for block in model.transformer.h:
-            for linear in (block.attn.c_attn, block.attn.c_proj, block.mlp.c_proj):
-                linear.weight.zero_()
-                linear.bias.zero_()
         model.transformer.wpe.weight.copy_(_reading(POSITION).T)
         model.transformer.wte.weight.copy_(_reading(TOKEN).T)
-        for (layer, head), (query, key, value, output) in heads.items():
-            attn, mean = model.transformer.h[layer].attn, (2 + layer) / 128
-            spread = math.sqrt(mean - mean**2 + config.layer_norm_epsilon)
-            for part, wanted in enumerate((query, key, value)):
-                columns = slice(128 * part + 32 * head, 128 * part + 32 * (head + 1))
-                if wanted is not None and wanted.ndim == 1:
-                    attn.c_attn.bias[columns] = wanted
-                elif wanted is not None:  # undo the norm
-                    attn.c_attn.weight[:, columns] = spread * wanted
-                    attn.c_attn.bias[columns] = mean * wanted.sum(0)
-            if output is not None:
-                attn.c_proj.weight[32 * head : 32 * (head + 1)] = output
+        _write_heads(model, heads, {0: 2, 1: 3})
     return hs.load(model)
+
+
+#: (layer, head) → query, key, value, output weights; a query given as [d_head] is the same everywhere
+Heads = dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
+
+
+def _write_heads(model: Any, heads: Heads, ones: dict[int, int]) -> None:
+    """Give a GPT-2 these heads and no others, and MLPs that write nothing. `ones`: how many ones the stream has in each
+    layer, so that a norm is one fixed affine map, which is undone."""
+    config = model.config
+    width, size = config.n_embd, config.n_embd // config.n_head
+    for block in model.transformer.h:
+        for linear in (block.attn.c_attn, block.attn.c_proj, block.mlp.c_proj):
+            linear.weight.zero_()
+            linear.bias.zero_()
+    for (layer, head), (query, key, value, output) in heads.items():
+        attn, mean = model.transformer.h[layer].attn, ones[layer] / width
+        spread = math.sqrt(mean - mean**2 + config.layer_norm_epsilon)
+        for part, wanted in enumerate((query, key, value)):
+            columns = slice(width * part + size * head, width * part + size * (head + 1))
+            if wanted is not None and wanted.ndim == 1:
+                attn.c_attn.bias[columns] = wanted
+            elif wanted is not None:  # undo the norm
+                attn.c_attn.weight[:, columns] = spread * wanted
+                attn.c_attn.bias[columns] = mean * wanted.sum(0)
+        if output is not None:
+            attn.c_proj.weight[size * head : size * (head + 1)] = output
+
+
+def choice_toy(known: float = 1.0, letter: float = 1.2) -> Model:
+    """A GPT-2 of 3 layers × 8 heads that answers multiple choice, of which it knows what kind each word is.
+
+    L0H0 brings the kind asked for to the last position, L0H1 a label to the word after it. L1H0 attends from the last
+    position to the word of that kind, and writes there which option it is (first to fourth) and its letter. L2H0 attends
+    to the label and names it, L2H1 does half as much: their queries hold `known` times the number of the option, matched by
+    keys of the letters A to D, and `letter` times the letter, matched by every letter's. The others do nothing.
+    """
+    kinds = list(multiple_choice.KINDS)
+    letters = string.ascii_uppercase
+    option_words = [word for words in multiple_choice.KINDS.values() for word in words]
+    template = [
+        "Which",
+        "of",
+        "these",
+        "is",
+        "a",
+        "an",
+        "?",
+        "(",
+        ")",
+        "Answer",
+        ":",
+        "animal",
+        "fruit",
+        "colour",
+        "country",
+        "number",
+        "vehicle",
+    ]
+    tokenizer = word_tokenizer([*letters, *option_words, *template])
+    n, n_positions = len(tokenizer), 26
+    # parts of the stream: position, token, kind asked for, label before, number of the option, letter of the option
+    position, token, asked, label, option, answer = (0, 32, 32 + n, 38 + n, 64 + n, 68 + n)
+    width = 8 * 32
+    assert answer + 26 <= width
+    config = hf.GPT2Config(vocab_size=n, n_embd=width, n_head=8, n_layer=3, n_positions=32, n_inner=8, bos_token_id=None,
+                           eos_token_id=None)  # fmt: skip
+    model = hf.GPT2LMHeadModel(config).double().eval()
+    ids = tokenizer.convert_tokens_to_ids
+
+    def entries(pairs: list[tuple[int, int]], value: float = 1.0) -> Tensor:
+        """[d_model, d_head] with `value` at these (dim of the stream, dim of the head)."""
+        made = torch.zeros(width, 32, dtype=torch.float64)
+        for dim, column in pairs:
+            made[dim, column] = value
+        return made
+
+    asks = [(ids(kind.split()[1]), i) for i, kind in enumerate(kinds)]
+    is_kind = [(ids(word), i) for i, kind in enumerate(kinds) for word in multiple_choice.KINDS[kind]]
+    at_word, at_label, last, noun = (10, 14, 18, 22), (8, 12, 16, 20), n_positions - 1, 5
+    names = [(ids(name), i) for i, name in enumerate(letters)]
+    number = entries([(token + ids(name), i) for i, name in enumerate("ABCD")], known)
+    heads: Heads = {
+        (0, 0): (entries([(position + last, 0)], _SHARP), entries([(position + noun, 0)]),
+                 entries([(token + t, i) for t, i in asks]), entries([(asked + i, i) for _, i in asks]).T),
+        (0, 1): (entries([(position + p, p - 2) for p in at_word], _SHARP),
+                 entries([(position + p, p) for p in at_label]),
+                 entries([(token + t, i) for t, i in names]), entries([(label + i, i) for _, i in names]).T),
+        (1, 0): (entries([(asked + i, i) for i in range(6)], _SHARP), entries([(token + t, i) for t, i in is_kind]),
+                 entries([(position + p, i) for i, p in enumerate(at_word)])
+                 + entries([(label + i, 4 + i) for i in range(26)]),
+                 (entries([(option + i, i) for i in range(4)]) + entries([(answer + i, 4 + i) for i in range(26)])).T),
+    }  # fmt: skip
+    query = entries([(option + i, i) for i in range(4)], known) + entries(
+        [(answer + i, 4 + i) for i in range(26)], letter
+    )
+    key = number + entries([(token + t, 4 + i) for t, i in names], letter)
+    for h, gain in ((0, GAIN), (1, GAIN / 2)):
+        written = entries([(token + t, i) for t, i in names], gain).T
+        heads[2, h] = (_SHARP / 3 * query, key, entries([(token + t, i) for t, i in names]), written)
+    with torch.no_grad():
+        model.transformer.wpe.weight.zero_()
+        model.transformer.wpe.weight[:, position : position + 32] = torch.eye(32, dtype=torch.float64)
+        model.transformer.wte.weight.zero_()
+        model.transformer.wte.weight[:, token : token + n] = torch.eye(n, dtype=torch.float64)
+        _write_heads(model, heads, {0: 2, 1: 3, 2: 5})
+    return hs.load(model, tokenizer=tokenizer)
 
 
 def word_tokenizer(words: list[str], *, bos: bool = False) -> Any:

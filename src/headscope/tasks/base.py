@@ -43,6 +43,12 @@ class Prompts:
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
 
+    def scored(self) -> dict[int, list[int]]:
+        """The last scored position, counted among a prompt's real tokens as edits count them → the prompts it is of."""
+        mask = torch.ones_like(self.tokens) if self.mask is None else self.mask.long()
+        at = (mask.cumsum(1) - 1).gather(1, self.positions[:, -1:].to(mask.device))[:, 0].tolist()
+        return {position: [row for row, p in enumerate(at) if p == position] for position in sorted(set(at))}
+
     def row(self, i: int) -> Prompts:
         """One prompt alone, without padding."""
         real = (

@@ -166,9 +166,6 @@ def jobs(model: Model, prompts: Prompts, heads: list[Component]) -> dict[Compone
 def look(prompts: Prompts, given: dict[Component, str]) -> list[Edit]:
     """Edits, for these prompts, that make each head attend to the answer or the foil from the scored position only."""
     at, width = prompts.positions[:, -1], prompts.tokens.shape[1]
-    mask = torch.ones_like(prompts.tokens) if prompts.mask is None else prompts.mask
-    # an edit's positions count real tokens
-    position = (mask.long().cumsum(1) - 1).gather(1, at.to(mask.device)[:, None])[:, 0].tolist()
     edits = []
     for job in sorted(set(given.values())):
         heads = components(c for c, wanted in given.items() if wanted == job)
@@ -177,9 +174,10 @@ def look(prompts: Prompts, given: dict[Component, str]) -> list[Edit]:
         pattern = torch.zeros(1, len(at), width, width)
         pattern[0, torch.arange(len(at)), at] = weights.to(pattern)
         padded = {} if prompts.mask is None else {"mask": prompts.mask}
-        for number in sorted(set(position)):
-            rows = [i for i, p in enumerate(position) if p == number]
-            edits.append(attend(heads, pattern, positions=[number], rows=rows, **padded))
+        edits += [
+            attend(heads, pattern, positions=[position], rows=rows, **padded)
+            for position, rows in prompts.scored().items()
+        ]
     return edits
 
 
