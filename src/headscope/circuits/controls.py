@@ -25,7 +25,7 @@ def random_like(graph: Graph, mask: Tensor, rng: random.Random) -> Tensor:
     kinds: dict[str, list[int]] = {}
     for s, node in enumerate(graph.senders):
         kinds.setdefault(node.kind, []).append(s)
-    for group in reversed(graph.groups().values()):
+    for group in reversed(graph.groups.values()):
         used = [r for r in group if r not in readers or bool(drawn[readers[r]].any())]
         others = sorted(set(group) - set(used))
         for senders in kinds.values():

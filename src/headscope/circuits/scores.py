@@ -96,7 +96,7 @@ def _by_gradients(
 ) -> xr.DataArray:  # fmt: skip
     metric = metric or prompts.metric
     graph = graph_of(model, neurons)
-    groups = list(graph.groups().values())
+    groups = list(graph.groups.values())
     before = [int(graph.exists[:, found[0]].sum()) for found in groups]
     dtype = model.dtype if model.dtype.itemsize >= 4 else torch.float32
     total = torch.zeros(graph.exists.shape, dtype=torch.float64)

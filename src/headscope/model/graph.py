@@ -104,6 +104,7 @@ class Graph:
             f"{self.senders[s].name}->{self.receivers[r].name}" for r, s in mask.T.nonzero().tolist()
         )  # fmt: skip
 
+    @cached_property
     def groups(self) -> dict[tuple[int, str], list[int]]:
         """Receivers by layer and kind, in the order of the pass."""
         found: dict[tuple[int, str], list[int]] = {}

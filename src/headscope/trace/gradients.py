@@ -103,7 +103,7 @@ class _Reads:
     def add(self, total: Tensor, weight: float) -> None:
         """Add the gradients to `total` [receiver, batch·pos, d_model]."""
         total[-1].add_(self.found["output", self.model.anatomy.blocks[-1].block].flatten(0, 1), alpha=weight)
-        for (layer, kind), receivers in self.graph.groups().items():
+        for (layer, kind), receivers in self.graph.groups.items():
             block = self.model.anatomy.blocks[min(layer, len(self.model.anatomy.blocks) - 1)]
             norm = mlp_norm(self.model, layer) if kind in ("mlp", "neuron") else block.norm_attn
             if kind in ("q", "k", "v", "neuron"):
@@ -111,7 +111,7 @@ class _Reads:
             elif kind == "mlp":
                 gradient = sum(self.found["input", module] for module in mlp_readers(self.model, layer))
                 rows = self._back(norm, gradient.reshape(total.shape[1:])[None])  # type: ignore[union-attr]
-                split = self.graph.groups().get((layer, "neuron"))
+                split = self.graph.groups.get((layer, "neuron"))
                 if split:  # what is added for neurons stands for them alone
                     rows = rows - self._columns(split, norm).sum(0)
                 total[receivers[0]].add_(rows[0], alpha=weight)
