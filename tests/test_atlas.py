@@ -104,6 +104,8 @@ def test_atlases_of_other_models_do_not_compare(atlas: hs.Atlas) -> None:
         hs.compare(atlas, hs.Atlas(atlas.model, 0, {}, []))
 
 
-def test_a_notebook_shows_the_report(atlas: hs.Atlas) -> None:
+def test_a_notebook_shows_verdicts_and_scores(atlas: hs.Atlas) -> None:
     shown = atlas._repr_html_()
-    assert shown.startswith("<iframe") and "previous-token" in shown and "<script" not in shown
+    assert "previous-token" in shown and "<script" not in shown and "<iframe" not in shown
+    assert all(f"<td>{v.role}</td><td>{v.verdict}</td>" in shown for v in atlas.verdicts)
+    assert shown.count("<title>L") == sum(scores.size for scores in atlas.scores.values())

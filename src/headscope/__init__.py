@@ -31,6 +31,7 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "doctor": ("headscope.trace", "doctor"),
     "each_head": ("headscope.sweep", "each_head"),
     "edited": ("headscope.trace", "edited"),
+    "figure": ("headscope.figures", "figure"),
     "gate": ("headscope.trace", "gate"),
     "load": ("headscope.trace", "load_checked"),
     "load_edits": ("headscope.trace", "load_edits"),
@@ -87,12 +88,23 @@ def __dir__() -> list[str]:
     return __all__
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext headscope`: scores, which are plain arrays, show themselves as figures."""
+    importlib.import_module("headscope.report.notebook").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext headscope`."""
+    importlib.import_module("headscope.report.notebook").unload(shell)
+
+
 if TYPE_CHECKING:
     from headscope import act, circuits, compress, tasks
     from headscope.atlas import Atlas, compare
     from headscope.core.component import Component
     from headscope.core.errors import HeadscopeError
     from headscope.core.scores import agree, rank, top
+    from headscope.figures import figure
     from headscope.methods.run import attribute, check, intervene, plan, score
     from headscope.routes import routes
     from headscope.scan import scan

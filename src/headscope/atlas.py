@@ -134,11 +134,9 @@ class Atlas:
             raise FileError(f"The atlas {path} is damaged ({error!r}).") from None
 
     def _repr_html_(self) -> str:
-        import html as escape
+        from headscope.report.notebook import atlas_html
 
-        from headscope.report import html
-
-        return f'<iframe style="width:100%;height:640px;border:0" srcdoc="{escape.escape(html.render(self))}"></iframe>'
+        return atlas_html(self)
 
     def __repr__(self) -> str:
         verdicts = ", ".join(f"{v.role}: {v.verdict}" for v in self.verdicts) or "no roles tested"

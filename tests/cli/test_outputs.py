@@ -41,7 +41,7 @@ COMMANDS = dict(_commands(typer.main.get_command(app)))
 def test_all_commands_are_known() -> None:
     names = {" ".join(path) for path in COMMANDS}
     assert names >= {"scan", "score", "verify", "compare", "doctor", "methods", "check", "models list", "models get",
-                     "edit show", "edit bake", "sweep", "patch", "routes"}  # fmt: skip
+                     "edit show", "edit bake", "sweep", "patch", "routes", "figure"}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

@@ -206,8 +206,8 @@ def test_a_route_is_saved_and_read_again(models: dict[str, Model], tmp_path: Pat
     (tmp_path / "route.json").write_text(json.dumps({"format": "headscope-route", "format_version": 9}))
     with pytest.raises(FileError, match="format 9"):
         Route.load(tmp_path / "route.json")
-    with pytest.raises(UsageError, match=r"\.json, \.html or \.svg"):
-        route.save(tmp_path / "route.png")
+    with pytest.raises(UsageError, match=r"\.html, \.svg, \.png, \.pdf or \.json"):
+        route.save(tmp_path / "route.gif")
 
 
 def test_bad_input_is_refused_in_words(models: dict[str, Model]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headscope.cli import circuit, edit, models, routes, scan, score, serve, sweep
+from headscope.cli import circuit, edit, figure, models, routes, scan, score, serve, sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,6 +44,7 @@ score.register(app)
 sweep.register(app)
 routes.register(app)
 circuit.register(app)
+figure.register(app)
 serve.register(app)
 models.register(app)
 app.add_typer(edit.app, name="edit")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.core.errors import FileError, UsageError
-from headscope.core.files import new_file, read_json, write_json
+from headscope.core.files import read_json, write_json
 
 FORMAT = 1
 
@@ -108,20 +108,18 @@ class Route:
         return {"format": "headscope-route", "format_version": FORMAT, **asdict(self)}
 
     def save(self, path: str | Path) -> None:
-        """Write as JSON (`.json`), as a page that opens anywhere (`.html`), or as a drawing (`.svg`).
+        """Write as JSON (`.json`) for `load`, as a page that opens anywhere (`.html`), or as a drawing (`.svg`, `.png`,
+        `.pdf`). A file that exists is replaced.
 
         Raises UsageError for another ending.
         """
-        from headscope.routes.draw import page, svg
+        from headscope.routes.draw import figure
 
         path = Path(path)
         if path.suffix == ".json":
             write_json(path, self.document())
-        elif path.suffix in (".html", ".svg"):
-            with new_file(path) as temporary:
-                temporary.write_text(page(self) if path.suffix == ".html" else svg(self), encoding="utf-8")
         else:
-            raise UsageError(f"A route is saved as .json, .html or .svg, not as {path.name}.")
+            figure(self).save(path, overwrite=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Route:
@@ -142,7 +140,7 @@ class Route:
     def _repr_html_(self) -> str:
         from headscope.routes.draw import figure
 
-        return figure(self)
+        return figure(self)._repr_html_()
 
     def __repr__(self) -> str:
         what = self.target if self.foil is None else f"{self.target!r} rather than {self.foil!r}"

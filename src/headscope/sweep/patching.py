@@ -12,6 +12,7 @@ import torch
 from headscope.core.component import Component
 from headscope.core.errors import NotApplicable, UsageError, nearest
 from headscope.core.scores import make
+from headscope.draw import version
 from headscope.model import Model
 from headscope.sweep.metrics import Metric, measure
 from headscope.sweep.sweep import clean, sweep
@@ -65,6 +66,11 @@ class Patching:
     corrupt: float
     used: float
 
+    def _repr_html_(self) -> str:
+        from headscope.draw.scores import figure
+
+        return figure(self.effect)._repr_html_()
+
 
 def patching(
     model: Model,
@@ -97,8 +103,9 @@ def patching(
         )
     values = sweep(model, base, edits, metric, **options).values[:, used].mean(1)
     top, low = good[used].mean(), bad[used].mean()
+    how = {"method": "activation patching", "direction": direction, "metric": _named(metric)}
     effect = (values - low if direction == "denoise" else top - values) / (top - low)
-    return Patching(_shaped(model, effect, over, positions, prompts), float(top), float(low), float(used.mean()))
+    return Patching(_shaped(model, effect, over, positions, prompts, **how), float(top), float(low), float(used.mean()))
 
 
 def attribution_patching(
@@ -128,8 +135,9 @@ def attribution_patching(
         )
     value = (bad if direction == "denoise" else good).sum()
     if not value.requires_grad:
-        name = metric if isinstance(metric, str) else getattr(metric, "__name__", "given")
-        raise UsageError(f"The metric {name} has no gradient; take logit_diff, loss, prob or logit, or patch exactly.")
+        raise UsageError(
+            f"The metric {_named(metric)} has no gradient; take logit_diff, loss, prob or logit, or patch exactly."
+        )
     layers = range(model.anatomy.n_layers)
     gradients = torch.autograd.grad(value, [here[site, layer] for layer in layers])
     moved = torch.stack([(there[site, i] - here[site, i].detach()) * gradients[i] for i in layers])
@@ -137,8 +145,13 @@ def attribution_patching(
     per = moved[:, used].mean(1)
     per = per.sum(1) if positions == "all" else per[:, -1] if positions == "last" else per.moveaxis(1, -1)
     top, low = (float(x.detach()[used].mean()) for x in (good, bad))
+    how = {"method": "attribution patching", "direction": direction, "metric": _named(metric)}
     effect = per.double().cpu().numpy() * (1 if direction == "denoise" else -1) / (top - low)
-    return Patching(_shaped(model, effect, over, positions, prompts), top, low, float(used.double().mean()))
+    return Patching(_shaped(model, effect, over, positions, prompts, **how), top, low, float(used.double().mean()))
+
+
+def _named(metric: Metric) -> str:
+    return metric if isinstance(metric, str) else getattr(metric, "__name__", "given")
 
 
 def corrupted(prompts: Prompts) -> Prompts:
@@ -182,13 +195,16 @@ def _check(model: Model, base: Prompts, over: str, positions: str, direction: st
     return units
 
 
-def _shaped(model: Model, effect: Any, over: str, positions: str, prompts: Prompts) -> xr.DataArray:
+def _shaped(model: Model, effect: Any, over: str, positions: str, prompts: Prompts, **how: str) -> xr.DataArray:
     dims = OVER[over][0]
     last = components_over(model, over)[-1]
     shape = [last.layer + 1, *([(last.index or 0) + 1] if len(dims) > 1 else [])]
     if positions == "each":
         dims, shape = (*dims, "position"), [*shape, prompts.tokens.shape[1]]
-    return make(np.asarray(effect).reshape(shape), dims, task=prompts.name)
+    known = {"model": model.name, "fingerprint": model.fingerprint, "version": version()}
+    return make(
+        np.asarray(effect).reshape(shape), dims, task=prompts.name, over=over, positions=positions, **how, **known
+    )
 
 
 __all__ = ["OVER", "Patching", "attribution_patching", "components_over", "corrupted", "patches", "patching"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -21,13 +22,23 @@ class Run:
     """What a pass gave: `run["z", 3]` is one layer's tensor, `run["z"]` all of them stacked [layer, …].
 
     `logits` [batch, pos, vocab] has the positions asked for. `tokens` and `mask` [batch, pos] are None for inputs
-    that are not token ids.
+    that are not token ids. It shows itself in a notebook: the tokens, and what was captured with its dims.
     """
 
     stored: dict[str, dict[int, Any]]
     logits: Any  # a Tensor, or None where no logits were asked for
     tokens: Tensor | None
     mask: Tensor | None
+    # weak: a run that is kept must not keep the weights of a model that is not
+    _model: ref[Model] | None = field(default=None, repr=False)
+
+    @property
+    def source(self) -> Model | None:
+        """The model of this run, as long as it is loaded."""
+        return None if self._model is None else self._model()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_model": None}
 
     def __getitem__(self, key: str | tuple[str, int]) -> Any:
         site, layer = (key, None) if isinstance(key, str) else key
@@ -47,6 +58,11 @@ class Run:
         sites = ", ".join(f"{site} of {len(layers)} layers" for site, layers in self.stored.items())
         shape = None if self.logits is None else tuple(self.logits.shape)
         return f"Run({sites or 'nothing captured'}; logits {shape})"
+
+    def _repr_html_(self) -> str:
+        from headscope.trace.show import table
+
+        return table(self)
 
     def __contains__(self, site: str) -> bool:
         return site in self.stored
@@ -77,7 +93,7 @@ def trace(
     with working.installed(), torch.set_grad_enabled(grad), narrowed(model, mask, logits):
         output = model.hf(**kwargs)
     found = getattr(output, "logits", None)
-    return Run(working.stored, found if logits is not None else None, tokens, mask)
+    return Run(working.stored, found if logits is not None else None, tokens, mask, ref(model))
 
 
 @contextmanager

@@ -65,6 +65,11 @@ class Verdict:
     dose: list[dict[str, float]] = field(default_factory=list)
     control_effects: list[float] = field(default_factory=list)
 
+    def _repr_html_(self) -> str:
+        from headscope.verify.show import curve
+
+        return curve(self)._repr_html_()
+
 
 def decide(v: Verdict, p: float) -> Verdict:
     """The verdict under a corrected p, with its reason in words."""

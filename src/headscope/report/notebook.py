@@ -1,0 +1,69 @@
+"""What a notebook shows: an atlas as its verdicts and grids, and, after `%load_ext headscope`, scores as figures."""
+
+from __future__ import annotations
+
+import secrets
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from headscope.draw.marks import plain
+from headscope.draw.scores import figure as of_scores
+from headscope.draw.scores import is_ours
+from headscope.draw.svg import STYLE
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from headscope.atlas import Atlas
+
+
+def atlas_html(atlas: Atlas) -> str:
+    """The roles with their verdicts, and a grid for every method; `report.html` in the atlas's folder has more."""
+    from headscope.core.errors import UsageError
+    from headscope.report.figures import of_atlas
+    from headscope.report.html import signed
+
+    rows = "".join(
+        f"<tr><td>{escape(v.role)}</td><td>{escape(v.verdict)}</td><td>{signed(v.effect)}</td>"
+        f"<td>{signed(v.control_mean)}</td><td>{escape(' '.join(v.components) or v.reason)}</td></tr>"
+        for v in atlas.verdicts
+    )
+    table = (
+        f"<table><tr><th>role</th><th>verdict</th><th>effect</th><th>random heads</th><th>heads</th></tr>{rows}</table>"
+        if rows
+        else "<small>No role was tested.</small>"
+    )
+    try:
+        grids = of_atlas(atlas)._repr_html_()
+    except UsageError as error:
+        grids = f"<small>{escape(str(error))}</small>"
+    return (
+        f'<div class="headscope" id="headscope-{secrets.token_hex(6)}"><style>{STYLE}</style>'
+        f"<b>Atlas of {escape(plain(str(atlas.model['name'])))}</b>{table}{grids}</div>"
+    )
+
+
+def scores_html(scores: xr.DataArray) -> str:
+    """Our scores as a figure; any other array as xarray shows it."""
+    from headscope.core.errors import UsageError
+
+    if is_ours(scores):
+        try:
+            return of_scores(scores)._repr_html_()
+        except UsageError:  # of dims that no figure has
+            pass
+    return scores._repr_html_()
+
+
+def load(shell: Any) -> None:
+    """Let arrays that are our scores show themselves as figures in this session."""
+    import xarray as xr
+
+    shell.display_formatter.formatters["text/html"].for_type(xr.DataArray, scores_html)
+
+
+def unload(shell: Any) -> None:
+    """Undo `load`."""
+    import xarray as xr
+
+    shell.display_formatter.formatters["text/html"].pop(xr.DataArray, None)

@@ -1,0 +1,132 @@
+"""A run as a table of what was captured, and one head's attention in it as a figure."""
+
+from __future__ import annotations
+
+import secrets
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from headscope.core.component import Component
+from headscope.core.errors import UsageError
+from headscope.draw import Figure, version
+from headscope.draw.marks import visible
+from headscope.draw.svg import STYLE
+
+if TYPE_CHECKING:
+    from headscope.model import Model
+    from headscope.trace.run import Run
+
+_HIDDEN = "batch pos d_model"
+#: the dims of a site's tensor in one layer
+DIMS = {
+    "resid_pre": _HIDDEN, "resid_mid": _HIDDEN, "resid_post": _HIDDEN, "attn_out": _HIDDEN, "mlp_out": _HIDDEN,
+    "q": "batch pos head d_head", "k": "batch pos kv_head d_head", "v": "batch pos kv_head d_head",
+    "q_pre": "batch pos head d_head", "k_pre": "batch pos kv_head d_head",
+    "attn_scores": "batch head query key", "pattern": "batch head query key", "z": "batch pos head d_head",
+    "head_out": "batch pos head d_model", "neuron": "batch pos d_mlp",
+}  # fmt: skip
+#: rows of tokens, and tokens in a row, that a table shows
+_ROWS, _TOKENS = 8, 200
+
+
+def words(run: Run, row: int) -> list[str]:
+    """The tokens of a row of the batch, without padding; their ids where the model or its tokenizer is gone."""
+    if run.tokens is None:
+        return []
+    ids = run.tokens[row]
+    ids = ids if run.mask is None else ids[run.mask[row]]
+    model = run.source
+    tokenizer = None if model is None else model.tokenizer
+    return [f"#{i}" if tokenizer is None else tokenizer.decode([i]) for i in ids.tolist()]
+
+
+def table(run: Run) -> str:
+    """The run as HTML: the tokens, and each site with its layers, dims and shape."""
+    model = run.source
+    rows = [_row(site, layers) for site, layers in run.stored.items()]
+    if run.logits is not None:
+        rows.append(("logits", "", _shape(run.logits, "batch pos vocab"), _dtype(run.logits)))
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    n_rows = 0 if run.tokens is None else len(run.tokens)
+    texts = "".join(f"<div>{_line(words(run, row))}</div>" for row in range(min(n_rows, _ROWS)))
+    if n_rows > _ROWS:
+        texts += f"<small>… and {n_rows - _ROWS} more rows</small>"
+    name = "a model" if model is None else model.name
+    return (
+        f'<div class="headscope" id="headscope-{secrets.token_hex(6)}"><style>{STYLE}</style>'
+        f"<b>Run of {escape(visible(name))}</b>{texts}<table><tr><th>site</th><th>layers</th><th>one layer</th>"
+        f"<th>type</th></tr>{body}</table></div>"
+    )
+
+
+def _row(site: str, layers: dict[int, Any]) -> tuple[str, str, str, str]:
+    first = next(iter(layers.values()), None)
+    numbers = sorted(layers)
+    whole = len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1))
+    where = f"{numbers[0]}–{numbers[-1]}" if whole else ", ".join(map(str, numbers))
+    return site, where, _shape(first, DIMS.get(site, "")), _dtype(first)
+
+
+def _shape(value: Any, dims: str) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    names = dims.split()
+    if len(names) != value.ndim:  # reduced inside the pass
+        return " × ".join(map(str, value.shape)) or "one number"
+    return " × ".join(f"{name} {size}" for name, size in zip(names, value.shape, strict=True))
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
+
+
+def _line(tokens: list[str]) -> str:
+    shown = " ".join(f"<code>{escape(visible(token))}</code>" for token in tokens[:_TOKENS])
+    return shown + (f" … and {len(tokens) - _TOKENS} more" if len(tokens) > _TOKENS else "")
+
+
+def pattern(
+    run: Run, head: Component | str, *, row: int = 0, prompt: str | None = None, model: Model | None = None
+) -> Figure:
+    """A head's attention on a row of the batch: rows look at columns.
+
+    Raises UsageError where the run has no pattern of that head, or no such row.
+    """
+    chosen = head if isinstance(head, Component) else Component.parse(head)
+    if chosen.kind != "head":
+        raise UsageError(f"An attention pattern is a head's, such as L5H3; {chosen} is none.")
+    found = run["pattern", chosen.layer]
+    if not isinstance(found, Tensor) or found.ndim != 4:
+        raise UsageError("The run's patterns were reduced inside the pass; capture 'pattern' without a reduction.")
+    if not 0 <= (chosen.index or 0) < found.shape[1]:
+        raise UsageError(f"{chosen} does not exist: layer {chosen.layer} has {found.shape[1]} heads, counted from 0.")
+    if not 0 <= row < len(found):
+        raise UsageError(f"Row {row} does not exist: the run has {len(found)}, counted from 0.")
+    values = found[row, chosen.index].detach().float().cpu()
+    if run.mask is not None:
+        real = run.mask[row].cpu()
+        values = values[real][:, real]
+    source = model if model is not None else run.source
+    tokens = [visible(token) for token in words(run, row)] or [str(i) for i in range(len(values))]
+    text = prompt if prompt is not None else "".join(words(run, row))
+    about = {} if source is None else {"model": source.name, "fingerprint": source.fingerprint}
+    return of_pattern(values.tolist(), tokens, str(chosen), {**about, "head": str(chosen), "prompt": text})
+
+
+def of_pattern(values: list[list[float]], tokens: list[str], head: str, about: dict[str, Any]) -> Figure:
+    """A pattern [query][key] with its tokens; `about` says where it comes from."""
+    n = len(values)
+    # a decoder's triangle of what cannot be attended to is told from attention that happens to be 0
+    causal = n > 1 and all(values[q][k] == 0 for q in range(n) for k in range(q + 1, n))
+    data = {
+        "axes": {"rows": "attends from", "columns": "to"}, "rows": tokens, "columns": tokens, "upward": False,
+        "join": " → ", "scale": "sequential", "missing": "masked",
+        "panels": [{
+            "title": "", "note": "", "limit": 1.0,
+            "values": [[None if causal and k > q else float(v) for k, v in enumerate(row)] for q, row in enumerate(values)],
+        }],
+    }  # fmt: skip
+    notes = ("Each row is a token that attends, and its cells add up to 1; grey cells lie in its future.",)
+    return Figure("matrix", f"Attention of {head}", data, {**about, "headscope": version()}, notes)
