@@ -207,6 +207,18 @@ def test_half_precision_is_as_near_as_it_can_be(family: str) -> None:
     assert far(plain(model, clean).float(), plain(model, corrupt).float()) > 0.5
 
 
+def test_inside_an_edited_block_the_edits_hold(tiny: Model) -> None:
+    """The circuit is then one of the edited model."""
+    graph, (clean, corrupt) = graph_of(tiny), twins()
+    edits = [hs.zero("L1H2"), hs.scale("L0MLP", 0.5)]
+    nothing = torch.zeros_like(graph.exists)
+    with hs.edited(tiny, edits):
+        stands = written(tiny, corrupt, graph)
+        found, _ = rewired(tiny, clean, graph, torch.stack([graph.exists, nothing]), stands, LAST)
+    assert float(stands[graph.sender["L1H2"]].abs().max()) == 0.0
+    assert far(found[0], plain(tiny, corrupt, edits)) < 1e-10 and far(found[1], plain(tiny, clean, edits)) < 1e-10
+
+
 def test_no_trace_is_left(tiny: Model) -> None:
     before, (clean, corrupt) = state_of(tiny), twins()
     graph = graph_of(tiny)
