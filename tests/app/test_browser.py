@@ -279,6 +279,16 @@ class TestHead:
         page.keyboard.press("Escape")
         assert query(page) == {"prompt": PROMPT}
 
+    def test_the_sink_can_be_left_out(self, view: Open) -> None:
+        page = view(HEAD)
+        page.wait_for_selector(".looked")
+        before = page.locator("canvas").first.screenshot()
+        page.get_by_label("without the first token").check()
+        assert query(page)["sink"] == "0" and page.locator("canvas").first.screenshot() != before
+        page.keyboard.press("ArrowRight")
+        page.wait_for_url("**/head/1/3?*")
+        assert query(page)["sink"] == "0"
+
     def test_switching_it_off(self, view: Open, model: Model) -> None:
         before = hs.trace(model, PROMPT).logits[0, -1].softmax(-1).max().item()
         page = view(HEAD)
@@ -440,6 +450,19 @@ class TestRuns:
             page.locator(".jobs .done").wait_for()
             assert str(tmp_path) in page.locator(".jobs").inner_text()
             session.jobs.close()
+
+    def test_a_method_is_scored_from_the_page(self, view: Open) -> None:
+        page = view("/runs")
+        form = page.locator("form", has_text="Score")
+        assert form.locator("select").input_value()
+        form.locator("select").select_option("duplicate-token")
+        form.get_by_role("button").click()
+        page.locator(".jobs .done").wait_for(timeout=60000)
+        page.locator(".jobs").get_by_role("link", name="show").click()
+        page.locator(".ranking li").nth(11).wait_for()
+        assert (
+            query(page) == {"method": "duplicate-token"} and page.locator("#method").input_value() == "duplicate-token"
+        )
 
     def test_a_failed_job_says_why(self, view: Open, session: Session) -> None:
         def work(tell: Any) -> dict[str, str]:

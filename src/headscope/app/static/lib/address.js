@@ -26,7 +26,7 @@ export function hrefWith(changes, path = location.pathname, from = location.sear
 export function headHref(layer, head) {
   // the prompt goes along from head to head, what was chosen in it does too
   const kept = new URLSearchParams();
-  for (const name of ["prompt", "q", "k", "token", "examples"]) {
+  for (const name of ["prompt", "q", "k", "token", "examples", "sink"]) {
     const value = new URLSearchParams(location.search).get(name);
     if (value !== null && location.pathname.startsWith("/head/")) kept.set(name, value);
   }

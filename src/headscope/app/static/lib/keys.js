@@ -19,7 +19,7 @@ export function useKeys(keys) {
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-  const typing = event.target.matches?.("input, textarea, select");
+  const typing = event.target.matches?.("input:not([type=checkbox]), textarea, select");
   if (typing && event.key !== "Escape") return;
   if (event.target.closest?.("dialog") && event.key !== "?") return;
   // what is on top acts first: a view before the page around it

@@ -7,8 +7,18 @@ import { number, visible } from "./text.js";
 
 const WORDS = 48; // tokens that get a label at the rows and columns
 
-// values [query × key] in 0…1; cell: {q, k} or null
-export function Pattern({ values, tokens, locked, onLock, large }) {
+// The largest weight that is drawn: without the first token, which many heads look at when they have nothing to do, the
+// colours are for the others alone.
+export function strongest(values, n, first) {
+  if (first) return 1;
+  let most = 0;
+  for (let i = 0; i < values.length; i++) if (i % n && values[i] > most) most = values[i];
+  return most || 1;
+}
+
+// values [query × key] in 0…1; locked: {q, k} or null; first: whether the first token's column is drawn; most: the weight
+// of the strongest colour
+export function Pattern({ values, tokens, locked, onLock, large, first, most: top }) {
   const [hovered, onHover] = useState(null); // here and not above, so that moving the mouse draws nothing else anew
   const n = tokens.length;
   const box = useRef();
@@ -19,7 +29,7 @@ export function Pattern({ values, tokens, locked, onLock, large }) {
   const labelled = n <= WORDS;
   const margin = useMemo(() => (labelled ? Math.min(110, 12 + 7 * Math.max(...tokens.map((t) => visible(t).length))) : 40), [tokens]);
   const room = Math.max(80, Math.min(width, large ? 1100 : 620) - margin - 2);
-  const cell = n > room ? room / n : Math.max(1, Math.min(22, Math.floor(room / n)));
+  const cell = labelled ? Math.max(1, Math.min(22, Math.floor(room / n))) : room / n;
   const side = cell * n;
   const full = { w: margin + side + 2, h: side + (labelled ? margin : 20) };
 
@@ -37,17 +47,21 @@ export function Pattern({ values, tokens, locked, onLock, large }) {
     for (let i = 0; i < n; i++) place[i] = Math.floor((i * most) / n);
     for (let q = 0; q < n; q++) {
       const row = place[q] * most;
-      for (let k = 0; k < n; k++) {
+      for (let k = first ? 0 : 1; k < n; k++) {
         const at = row + place[k];
         if (values[q * n + k] > best[at]) best[at] = values[q * n + k];
       }
     }
-    for (let i = 0; i < data.length; i++) data[i] = table[Math.min(255, Math.round(best[i] * 255))];
+    for (let i = 0; i < data.length; i++) data[i] = table[Math.min(255, Math.round((best[i] / top) * 255))];
     const small = document.createElement("canvas");
     small.width = small.height = most;
     small.getContext("2d").putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
     context.drawImage(small, margin, 0, side, side);
+    if (!first) {
+      context.fillStyle = variable("--cell-none");
+      context.fillRect(margin, 0, Math.max(cell, 2), side);
+    }
     context.strokeStyle = variable("--line");
     context.strokeRect(margin - 0.5, 0.5, side + 1, side);
     context.fillStyle = variable("--soft");
@@ -72,7 +86,7 @@ export function Pattern({ values, tokens, locked, onLock, large }) {
         context.fillText(String(i), margin + (i + 0.5) * cell, side + 11);
       }
     }
-  }, [values, width, theme, large]);
+  }, [values, width, theme, large, first]);
 
   useEffect(() => onHover(null), [tokens]);
 
@@ -139,7 +153,13 @@ function Read({ at, values, tokens }) {
 export function Looked({ values, tokens, query, onQuery }) {
   const theme = useTheme();
   const n = tokens.length;
-  return html`<p class="looked">
+  const box = useRef();
+  useEffect(() => {
+    const [all, at] = [box.current, box.current.querySelector(".query")];
+    // the frame stays in sight in a long prompt, without moving the page
+    if (at && (at.offsetTop < all.scrollTop || at.offsetTop > all.scrollTop + all.clientHeight - 24)) all.scrollTop = at.offsetTop - all.clientHeight / 2;
+  }, [query, tokens]);
+  return html`<p class="looked" ref=${box}>
     ${tokens.map((token, k) => {
       const value = values[query * n + k];
       return html`<button key=${k} class=${k === query ? "query" : ""} title=${`${k}: ${number(value, 4)}`} aria-pressed=${k === query}

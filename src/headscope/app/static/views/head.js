@@ -4,8 +4,8 @@ import { go, headHref, hrefWith, useAddress } from "../lib/address.js";
 import { useAsk, useGet } from "../lib/api.js";
 import { css } from "../lib/colour.js";
 import { useKeys } from "../lib/keys.js";
-import { Controls, Dose, Failure, Token, TokenTable, Verdict, Waiting } from "../lib/parts.js";
-import { Looked, Pattern } from "../lib/pattern.js";
+import { Controls, Dose, Failure, Scale, Token, TokenTable, Verdict, Waiting } from "../lib/parts.js";
+import { Looked, Pattern, strongest } from "../lib/pattern.js";
 import { useTheme } from "../lib/theme.js";
 import { name, number, parseHead, percent, signed, visible } from "../lib/text.js";
 
@@ -103,6 +103,7 @@ function OnPrompt({ layer, head, address, server }) {
   const prompt = address.get("prompt") || "";
   const [draft, setDraft] = useState(prompt || EXAMPLE);
   const [large, setLarge] = useState(false);
+  const first = address.get("sink") !== "0";
   const [ablated, setAblated] = useState(false);
   useEffect(() => {
     if (prompt) setDraft(prompt);
@@ -114,6 +115,7 @@ function OnPrompt({ layer, head, address, server }) {
   const query = whole(address.get("q"));
   const key = whole(address.get("k"));
   const locked = useMemo(() => (query === null ? null : { q: query, k: key }), [query, key]);
+  const most = useMemo(() => (found.value ? strongest(found.value.values, n, first) : 1), [found.value, first]);
   const at = query ?? n - 1;
   const lock = (cell) =>
     address.set(locked && cell.q === locked.q && cell.k === locked.k ? { q: null, k: null } : { q: cell.q, k: cell.k });
@@ -137,7 +139,9 @@ function OnPrompt({ layer, head, address, server }) {
       <div class=${large ? "" : "columns wide-left"}>
         <div>
           <h3>Where it looks <button class="plain small" onClick=${() => setLarge(!large)}>${large ? "smaller" : "enlarge"}</button></h3>
-          <${Pattern} values=${found.value.values} tokens=${tokens} locked=${locked} onLock=${lock} large=${large} />
+          <${Pattern} values=${found.value.values} tokens=${tokens} locked=${locked} onLock=${lock} large=${large} first=${first} most=${most} />
+          <${Scale} most=${most} low=${0} />
+          <label class="small"><input type="checkbox" checked=${!first} onChange=${() => address.set({ sink: first ? "0" : null })} /> without the first token, the usual sink</label>
         </div>
         <div>
           <h3>From <${Token} text=${tokens[at]} /> <small class="soft">position ${at}</small></h3>

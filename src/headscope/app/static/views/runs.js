@@ -71,11 +71,11 @@ function StartOther() {
   const { methods, roles } = choices.value;
   return html`
     <form class="row" onSubmit=${(e) => (e.preventDefault(), start({ kind: "score", method: method || methods[0] }))}>
-      <label>Score <select value=${method} onChange=${(e) => setMethod(e.target.value)}>${methods.map((m) => html`<option>${m}</option>`)}</select></label>
+      <label>Score <select value=${method || methods[0]} onChange=${(e) => setMethod(e.target.value)}>${methods.map((m) => html`<option>${m}</option>`)}</select></label>
       <button>Start</button>
     </form>
     <form class="row" onSubmit=${(e) => (e.preventDefault(), start({ kind: "verify", role: role || roles[0] }))}>
-      <label>Verify <select value=${role} onChange=${(e) => setRole(e.target.value)}>${roles.map((r) => html`<option>${r}</option>`)}</select></label>
+      <label>Verify <select value=${role || roles[0]} onChange=${(e) => setRole(e.target.value)}>${roles.map((r) => html`<option>${r}</option>`)}</select></label>
       <button>Start</button>
     </form>
     ${error && html`<${Failure} error=${error} />`}`;
