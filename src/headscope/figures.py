@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +30,7 @@ def figure(
     patching, a run (the attention of a `head` on a `row` of the batch), or of a model (a `head`'s attention on a
     `prompt`). It shows itself in a notebook; `save` writes .html, .svg, .png, .pdf and .json.
 
-    `limit`: scores are coloured from -limit to limit, so that figures can be compared. Raises UsageError for what cannot
+    `limit` has the strongest colour: scores go from -limit to limit, attention from 0 to limit. Raises UsageError for what cannot
     be drawn.
     """
     import xarray as xr
@@ -42,11 +43,13 @@ def figure(
     from headscope.trace import Run
     from headscope.verify import Verdict
 
+    if limit is not None and not 0 < limit < math.inf:
+        raise UsageError(f"limit is {limit}; it is the value of the strongest colour, a number above 0.")
     asked = {"method": method, "role": role, "head": head, "prompt": prompt, "limit": limit}
     given = {name for name, value in asked.items() if value is not None}
     takes: list[tuple[type, set[str]]] = [
         (Atlas, {"method", "role", "limit"}), (xr.DataArray, {"limit"}), (Patching, {"limit"}), (Verdict, set()),
-        (Route, set()), (Run, {"head"}), (Model, {"head", "prompt"}), (Figure, set()),
+        (Route, set()), (Run, {"head", "limit"}), (Model, {"head", "prompt", "limit"}), (Figure, set()),
     ]  # fmt: skip
     for kind, known in takes:
         if isinstance(thing, kind):
@@ -76,9 +79,9 @@ def figure(
 
         found = of_route(thing)
     elif isinstance(thing, Run):
-        found = _of_run(thing, head, row)
+        found = _of_run(thing, head, row, limit)
     elif isinstance(thing, Model):
-        found = _of_model(thing, head, prompt)
+        found = _of_model(thing, head, prompt, limit)
     else:
         found = cast(Figure, thing)
     return found if title is None else replace(found, title=title)
@@ -88,15 +91,15 @@ def _a(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'AEIOUaeiou' else 'a'} {kind.__name__}"
 
 
-def _of_run(run: Run, head: Component | str | None, row: int) -> Figure:
+def _of_run(run: Run, head: Component | str | None, row: int, limit: float | None) -> Figure:
     from headscope.trace.show import pattern
 
     if head is None:
         raise UsageError("A figure of a Run shows a head's attention; name it, such as head='L5H3'.")
-    return pattern(run, head, row=row)
+    return pattern(run, head, row=row, limit=limit)
 
 
-def _of_model(model: Model, head: Component | str | None, prompt: str | None) -> Figure:
+def _of_model(model: Model, head: Component | str | None, prompt: str | None, limit: float | None) -> Figure:
     import torch
 
     from headscope.trace import trace
@@ -112,4 +115,4 @@ def _of_model(model: Model, head: Component | str | None, prompt: str | None) ->
         raise UsageError(f"{chosen} is no head of {model.name}, which has {a.n_layers} layers of {a.n_heads} heads, counted from 0.")  # fmt: skip
     with torch.no_grad():
         run = trace(model, prompt, ["pattern"], layers=[chosen.layer], logits=None)
-    return pattern(run, chosen, prompt=prompt, model=model)
+    return pattern(run, chosen, prompt=prompt, model=model, limit=limit)

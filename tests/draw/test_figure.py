@@ -76,6 +76,7 @@ def test_a_limit_makes_figures_comparable() -> None:
     found = cells(hs.figure(scores(), limit=4).svg())
     assert found["L1H2: 2"]["fill-opacity"] == "0.500" and found["L0H2: -2"]["fill-opacity"] == "0.500"
     assert hs.figure(scores(), limit=1).data["panels"][0]["limit"] == 1.0
+    assert ">≥1</text>" in hs.figure(scores(), limit=1).svg() and ">≥" not in hs.figure(scores(), limit=2).svg()
     with pytest.raises(UsageError, match="limit is -1"):
         hs.figure(scores(), limit=-1)
 
@@ -290,6 +291,7 @@ def test_an_image_wider_than_its_pixels_keeps_the_largest() -> None:
     values[1, 7777] = -3.0
     picture = next(m for m in hs.figure(scores(values, ("layer", "neuron"))).drawing().marks if hasattr(m, "values"))
     assert min(min(row) for row in picture.values) == -1.0 and len(picture.values[0]) <= 2400
+    assert "each pixel is the largest of 5 cells" in hs.figure(scores(values, ("layer", "neuron"))).svg()
 
 
 def test_png_pixels_are_what_was_asked() -> None:
@@ -315,6 +317,7 @@ def test_a_pattern_has_its_tokens_and_no_future(tiny: Model) -> None:
     run = hs.trace(tiny, tokens, ["pattern"], logits=None)
     figure = hs.figure(run, head="L2H3")
     wanted = run["pattern", 2][0, 3]
+    assert hs.figure(run, head="L2H3", limit=0.5).data["panels"][0] == {**figure.data["panels"][0], "limit": 0.5}
     drawn = figure.data["panels"][0]["values"]
     for q in range(6):
         assert drawn[q][: q + 1] == [float(v) for v in wanted[q, : q + 1].float()]

@@ -42,7 +42,8 @@ def figure(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     theme: Annotated[str, typer.Option(help="light or dark; an .html has both.")] = "light",
     limit: Annotated[
-        float | None, typer.Option(help="Colours of scores go from -LIMIT to LIMIT; the largest if left out.")
+        float | None,
+        typer.Option(help="The value of the strongest colour: the largest score, or 1 of attention, if left out."),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Your own title.")] = None,
     force: Force = False,

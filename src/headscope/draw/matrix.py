@@ -16,6 +16,7 @@ from headscope.draw.marks import SIZE, Box, Drawing, Line, Mark, Picture, Words,
 MOST = 6000
 _ACROSS = 860.0  # panels stand side by side up to this width
 _GAP = 26.0
+_PIXELS = 2400  # across an image at most
 _LABEL = 18  # letters of a row's or column's label
 _SHADES = " ░▒▓█"
 _NEGATIVE = " .-=#"
@@ -37,8 +38,10 @@ def draw(data: dict[str, Any]) -> Drawing:
     ]
     whole = Drawing(0, 0)
     if image:
+        blocks = math.prod(_blocks(data))
+        thinned = f" and each pixel is the largest of {blocks} cells" if blocks > 1 else ""
         whole.left_out = (
-            f"{n_cells:,} cells are drawn as an image, without values to point at; the .json has every value."
+            f"{n_cells:,} cells are drawn as an image, without values to point at{thinned}; the .json has every value."
         )
     x = y = 0.0
     for part in parts:
@@ -71,7 +74,7 @@ def _panel(
     found.marks.append(Box(left - 0.5, top - 0.5, width + 1, height + 1, stroke="line"))
     place = {row: top + i * high for i, row in enumerate(order)}
     if image:
-        found.marks.append(_image(panel, order, left, top, width, height))
+        found.marks.append(_image(panel, order, _blocks(data), (left, top, width, height)))
     else:
         found.marks += _cells(data, panel, place, left, high, wide)
     for i in range(0, n_rows, _step(SIZE + 1, high)):
@@ -80,7 +83,8 @@ def _panel(
     if data["axes"]["rows"]:
         found.marks.append(Words(9, top + height / 2, data["axes"]["rows"], anchor="middle", turn=-90))
     bottom = _below(found, data, left, top + height, wide)
-    found.height = _bar(found, data["scale"], panel["limit"], left, bottom, 6.0 if alone else 4.0)
+    beyond = any(abs(v) > panel["limit"] for row in values for v in row if v is not None)
+    found.height = _bar(found, data["scale"], panel["limit"], (left, bottom), 6.0 if alone else 4.0, beyond=beyond)
     return found
 
 
@@ -124,17 +128,24 @@ def _cells(
     return [mark for marks in by_colour.values() for mark in marks]
 
 
-def _image(panel: dict[str, Any], order: range, left: float, top: float, width: float, height: float) -> Picture:
+def _blocks(data: dict[str, Any]) -> tuple[int, int]:
+    """How many rows and columns of cells one pixel of an image stands for."""
+    return math.ceil(len(data["rows"]) / _PIXELS), math.ceil(len(data["columns"]) / _PIXELS)
+
+
+def _image(
+    panel: dict[str, Any], order: range, blocks: tuple[int, int], place: tuple[float, float, float, float]
+) -> Picture:
     limit = panel["limit"] or 1.0
     rows = [[math.nan if v is None else v / limit for v in panel["values"][i]] for i in order]
     # more cells than pixels: the largest of its neighbours stands for them, so that nothing large is lost
-    block_y, block_x = (max(1, math.ceil(n / 2400)) for n in (len(rows), len(rows[0])))
+    block_y, block_x = blocks
     if block_y > 1 or block_x > 1:
         rows = [
             [_largest([v for row in rows[y : y + block_y] for v in row[x : x + block_x]]) for x in range(0, len(rows[0]), block_x)]
             for y in range(0, len(rows), block_y)
         ]  # fmt: skip
-    return Picture(left, top, width, height, tuple(map(tuple, rows)))
+    return Picture(*place, tuple(map(tuple, rows)))
 
 
 def _largest(values: list[float]) -> float:
@@ -168,12 +179,12 @@ def _below(found: Drawing, data: dict[str, Any], left: float, y: float, wide: fl
     return y
 
 
-def _bar(found: Drawing, scale: str, limit: float, left: float, y: float, step: float) -> float:
-    """What the colours mean: from -limit through 0, which has no colour, to limit."""
+def _bar(found: Drawing, scale: str, limit: float, at: tuple[float, float], step: float, *, beyond: bool) -> float:
+    """What the colours mean: from -limit through 0, which has no colour, to limit, and `beyond` where values are."""
     low = -10 if scale == "diverging" else 0
-    start = f"−{limit:.3g}" if low else "0"
-    end = f"{limit:.3g}"
-    y += 6
+    start = f"{'≤' if beyond else ''}−{limit:.3g}" if low else "0"
+    end = f"{'≥' if beyond else ''}{limit:.3g}"
+    left, y = at[0], at[1] + 6
     x = max(left, width_of(start) + 4)
     found.marks.append(Words(x - 4, y + 8, start, anchor="end"))
     for i in range(low, 10):

@@ -36,7 +36,7 @@ def figure(scores: xr.DataArray, *, limit: float | None = None, notes: tuple[str
     """One panel for one or two dims; for three, one for each entry of the first. `limit`: colours go from -limit to
     limit; the largest size of a score if left out. Raises UsageError for scores of other dims.
     """
-    _check(scores, limit)
+    _check(scores)
     if scores.dims[-1] == "layer" and scores.ndim == 2:
         scores = scores.transpose()
     attrs = scores.attrs
@@ -59,7 +59,7 @@ def panels_of(
     scores: xr.DataArray, limit: float | None = None, title: str = "", note: str = ""
 ) -> list[dict[str, Any]]:
     """The panels of one array, on one scale."""
-    _check(scores, limit)
+    _check(scores)
     values = scores.values
     largest = max((abs(v) for v in values.ravel().tolist() if math.isfinite(v)), default=0.0)
     if values.ndim == 3:
@@ -76,9 +76,7 @@ def panels_of(
     ]  # fmt: skip
 
 
-def _check(scores: xr.DataArray, limit: float | None) -> None:
-    if limit is not None and not (limit > 0 and math.isfinite(limit)):
-        raise UsageError(f"limit is {limit}; it is the size of the strongest colour, a number above 0.")
+def _check(scores: xr.DataArray) -> None:
     if not 1 <= scores.ndim <= 3 or 0 in scores.shape or (scores.ndim == 3 and scores.shape[0] > MOST_PANELS):
         raise UsageError(
             f"A figure shows scores of one to three dims and at most {MOST_PANELS} panels, but these have "

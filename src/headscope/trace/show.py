@@ -88,7 +88,13 @@ def _line(tokens: list[str]) -> str:
 
 
 def pattern(
-    run: Run, head: Component | str, *, row: int = 0, prompt: str | None = None, model: Model | None = None
+    run: Run,
+    head: Component | str,
+    *,
+    row: int = 0,
+    prompt: str | None = None,
+    model: Model | None = None,
+    limit: float | None = None,
 ) -> Figure:
     """A head's attention on a row of the batch: rows look at columns.
 
@@ -112,11 +118,15 @@ def pattern(
     tokens = [visible(token) for token in words(run, row)] or [str(i) for i in range(len(values))]
     text = prompt if prompt is not None else "".join(words(run, row))
     about = {} if source is None else {"model": source.name, "fingerprint": source.fingerprint}
-    return of_pattern(values.tolist(), tokens, str(chosen), {**about, "head": str(chosen), "prompt": text})
+    return of_pattern(
+        values.tolist(), tokens, str(chosen), {**about, "head": str(chosen), "prompt": text}, limit or 1.0
+    )
 
 
-def of_pattern(values: list[list[float]], tokens: list[str], head: str, about: dict[str, Any]) -> Figure:
-    """A pattern [query][key] with its tokens; `about` says where it comes from."""
+def of_pattern(
+    values: list[list[float]], tokens: list[str], head: str, about: dict[str, Any], limit: float = 1.0
+) -> Figure:
+    """A pattern [query][key] with its tokens; `about` says where it comes from, `limit` has the strongest colour."""
     n = len(values)
     # a decoder's triangle of what cannot be attended to is told from attention that happens to be 0
     causal = n > 1 and all(values[q][k] == 0 for q in range(n) for k in range(q + 1, n))
@@ -124,7 +134,7 @@ def of_pattern(values: list[list[float]], tokens: list[str], head: str, about: d
         "axes": {"rows": "attends from", "columns": "to"}, "rows": tokens, "columns": tokens, "upward": False,
         "join": " → ", "scale": "sequential", "missing": "masked",
         "panels": [{
-            "title": "", "note": "", "limit": 1.0,
+            "title": "", "note": "", "limit": float(limit),
             "values": [[None if causal and k > q else float(v) for k, v in enumerate(row)] for q, row in enumerate(values)],
         }],
     }  # fmt: skip
