@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from app.conftest import HOST, serve
 from headscope.app.guard import MOST_BYTES, Guard, is_loopback
-from headscope.app.launch import address, check_address, listen, names
+from headscope.app.launch import address, check_address, has_screen, listen, names
 from headscope.app.session import Session
 from headscope.core.errors import UsageError
 
@@ -162,6 +162,15 @@ def test_the_next_port_is_taken_unless_one_was_asked_for() -> None:
     finally:
         first.close()
         second.close()
+
+
+def test_no_browser_is_started_inside_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not has_screen()
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    assert has_screen()
 
 
 def test_the_libraries_are_the_pinned_ones() -> None:

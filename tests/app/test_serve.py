@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import torch
 
 import headscope as hs
+from app.conftest import tokenizer
 from families.tiny import build
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "serve.schema.json"
@@ -55,6 +58,31 @@ def test_it_serves_until_ctrl_c(saved: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "nothing is written where no job ended"
 
 
+def test_a_killed_server_loses_no_finished_result(tmp_path: Path) -> None:
+    build("llama", torch.float32).save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    running = command("--model", tmp_path / "model", "--out", tmp_path / "runs", "--no-browser", "--json")
+    try:
+        assert running.stdout is not None
+        url = json.loads(running.stdout.readline())["url"]
+        body = b'{"kind": "scan", "methods": "bos-sink", "seed": 5}'
+        start = urllib.request.Request(f"{url}api/jobs", body, {"content-type": "application/json"})
+        urllib.request.urlopen(start, timeout=30).close()
+        state = "queued"
+        end = time.monotonic() + 120
+        while state in ("queued", "running") and time.monotonic() < end:
+            time.sleep(0.2)
+            with urllib.request.urlopen(f"{url}api/jobs", timeout=30) as answer:
+                (job,) = json.load(answer)["jobs"]
+            state = job["state"]
+        assert state == "done", job
+    finally:
+        running.kill()
+        running.communicate(timeout=30)
+    found = hs.Atlas.load(tmp_path / "runs" / "atlas-1")
+    assert list(found.scores) == ["bos-sink"] and found.seed == 5
+
+
 @pytest.mark.parametrize(
     ("words", "arguments"),
     [
@@ -73,8 +101,6 @@ def test_what_cannot_be_served_is_refused(saved: Path, tmp_path: Path, words: st
 
 
 def test_another_model_than_the_atlas_s_is_refused_at_once(saved: Path, tmp_path: Path) -> None:
-    import torch
-
     other = build("llama-mqa", torch.float32)
     other.save_pretrained(tmp_path / "other")
     running = command(saved, "--model", tmp_path / "other", "--no-browser", cwd=tmp_path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import re
 import socket
+import sys
 import threading
 import webbrowser
 from collections.abc import Callable
@@ -60,6 +62,11 @@ def address(sock: socket.socket, host: str, token: str | None) -> str:
     return f"http://{name}:{port}/" + (f"?token={quote(token)}" if token else "")
 
 
+def has_screen() -> bool:
+    """Whether a browser would open in a window: without one, some systems start one inside the terminal."""
+    return not sys.platform.startswith("linux") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
 def names(sock: socket.socket, host: str) -> set[str] | None:
     """The values of the Host header that this server answers to; None for any where others may call it."""
     if not is_loopback(host):
@@ -93,7 +100,7 @@ def serve(
             waiting.wait(0.02)
         if server.started:
             ready()
-            if browser:
+            if browser and has_screen():
                 with contextlib.suppress(webbrowser.Error):
                     webbrowser.open(url)
 
