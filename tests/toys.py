@@ -104,26 +104,9 @@ def choice_toy(known: float = 1.0, letter: float = 1.2) -> Model:
     kinds = list(multiple_choice.KINDS)
     letters = string.ascii_uppercase
     option_words = [word for words in multiple_choice.KINDS.values() for word in words]
-    template = [
-        "Which",
-        "of",
-        "these",
-        "is",
-        "a",
-        "an",
-        "?",
-        "(",
-        ")",
-        "Answer",
-        ":",
-        "animal",
-        "fruit",
-        "colour",
-        "country",
-        "number",
-        "vehicle",
-    ]
-    tokenizer = word_tokenizer([*letters, *option_words, *template])
+    asked_for = [kind.split()[1] for kind in kinds]
+    template = re.findall(r"\S+", "Which of these is a an ? ( ) Answer :")
+    tokenizer = word_tokenizer([*letters, *option_words, *template, *asked_for])
     n, n_positions = len(tokenizer), 26
     # parts of the stream: position, token, kind asked for, label before, number of the option, letter of the option
     position, token, asked, label, option, answer = (0, 32, 32 + n, 38 + n, 64 + n, 68 + n)
@@ -141,7 +124,7 @@ def choice_toy(known: float = 1.0, letter: float = 1.2) -> Model:
             made[dim, column] = value
         return made
 
-    asks = [(ids(kind.split()[1]), i) for i, kind in enumerate(kinds)]
+    asks = [(ids(kind), i) for i, kind in enumerate(asked_for)]
     is_kind = [(ids(word), i) for i, kind in enumerate(kinds) for word in multiple_choice.KINDS[kind]]
     at_word, at_label, last, noun = (10, 14, 18, 22), (8, 12, 16, 20), n_positions - 1, 5
     names = [(ids(name), i) for i, name in enumerate(letters)]

@@ -94,10 +94,9 @@ class ChinchillaMcqCircuit(AttributeMethod):
         kept = {}
         for name, random_labels in (("A to D", False), ("random labels", True)):
             held_out = make_task("multiple-choice", model, 32, HELD_OUT + seed, random_labels=random_labels)
-            sets = [[]]
+            sets: list[list[Edit]] = [[]]
             if letters:
-                spaces = subspaces(model, prompts, letters, self.rank)
-                sets.append(compressed(model, held_out, spaces))
+                sets.append(compressed(model, held_out, subspaces(model, prompts, letters, self.rank)))
             plain, *small = sweep(model, held_out, sets, "accuracy").mean("prompt").values
             kept[name] = float(small[0] / max(plain, 1e-9)) if small else 0.0
             figures |= {f"accuracy, {name}": float(plain), f"accuracy kept, {name}": kept[name]}
@@ -105,7 +104,7 @@ class ChinchillaMcqCircuit(AttributeMethod):
         return Check(
             bool(shown),
             figures,
-            "shown if over half is recovered, over 0.9 of the accuracy is kept with A to D, and a fifth less otherwise",
+            "shown if over half is recovered, over 0.9 of the accuracy is kept with A to D, and a fifth less under random labels",
         )
 
 
@@ -181,11 +180,11 @@ def subspaces(model: Model, prompts: Prompts, heads: list[Component], rank: int)
     if set(right.tolist()) != set(range(n)):
         raise NotApplicable("Not every label is right once, so queries for them cannot be compared; take more prompts.")
     found = []
-    for head, (q, k, v, *_) in _parts(model, prompts, heads, labels).items():
+    for head, read in _read(model, prompts, heads, labels).items():
         by_label = {
-            "q": torch.stack([q[right == i].mean(0) for i in range(n)]),
-            "k": k.mean(0),
-            "v": v.mean(0),
+            "q": torch.stack([read.q[right == i].mean(0) for i in range(n)]),
+            "k": read.k.mean(0),
+            "v": read.v.mean(0),
         }  # [label, d_head]
         mean = {site: x.mean(0) for site, x in by_label.items()}
         basis = {
@@ -201,19 +200,14 @@ def compressed(model: Model, prompts: Prompts, spaces: list[Subspace]) -> list[E
     labels, _ = _labels(prompts)
     heads = [space.head for space in spaces]
     written = []
-    for space, (q, k, v, pattern, rest, scale) in zip(
-        spaces, _parts(model, prompts, heads, labels).values(), strict=True
-    ):
-        before = torch.einsum("bd,bnd->bn", q, k)
-        after = torch.einsum("bd,bnd->bn", space.project("q", q), space.project("k", k))
+    for space, read in zip(spaces, _read(model, prompts, heads, labels).values(), strict=True):
+        q, k, v = (space.project(site, getattr(read, site)) for site in ("q", "k", "v"))
         # softmax of changed scores: the old weights times exp(change), normalised anew
-        change = scale * (after - before)
-        raised = pattern * (change - change.amax(1, keepdim=True).clamp(min=0)).exp()
-        others = (1 - pattern.sum(1)) * (-change.amax(1).clamp(min=0)).exp()
-        total = raised.sum(1) + others
-        z = torch.einsum("bn,bnd->bd", raised, space.project("v", v))
-        z = z + rest * (-change.amax(1).clamp(min=0)).exp()[:, None]
-        written.append(z / total[:, None])
+        change = read.scale * (_products(q, k) - _products(read.q, read.k))
+        highest = change.amax(1, keepdim=True).clamp(min=0)  # the other scores change by 0
+        raised, kept = read.weights * (change - highest).exp(), (-highest).exp()
+        total = raised.sum(1, keepdim=True) + kept * (1 - read.weights.sum(1, keepdim=True))
+        written.append((_mixed(raised, v) + kept * read.rest) / total)
     whole = torch.stack(written)[:, :, None].expand(-1, -1, prompts.tokens.shape[1], -1)
     padded = {} if prompts.mask is None else {"mask": prompts.mask}
     return [
@@ -221,12 +215,21 @@ def compressed(model: Model, prompts: Prompts, spaces: list[Subspace]) -> list[E
     ]
 
 
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What a head does at the scored position: its query [batch, d_head], the labels' keys and values [batch, label,
+    d_head] and weights [batch, label], what it reads elsewhere [batch, d_head], and what q·k is multiplied by."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    weights: Tensor
+    rest: Tensor
+    scale: Tensor
+
+
 @torch.no_grad()
-def _parts(
-    model: Model, prompts: Prompts, heads: list[Component], labels: Tensor
-) -> dict[Component, tuple[Tensor, ...]]:
-    """Of each head, at the scored position: query [batch, d_head]; keys, values [batch, label, d_head] and weights
-    [batch, label] of the labels; what it reads from the other positions [batch, d_head]; what q·k is multiplied by."""
+def _read(model: Model, prompts: Prompts, heads: list[Component], labels: Tensor) -> dict[Component, _Read]:
     layers = sorted({c.layer for c in heads})
     run = trace(
         model, prompts, [Capture(site, layers) for site in ("q", "k", "v", "z", "attn_scores", "pattern")], logits=None
@@ -237,14 +240,22 @@ def _parts(
         index, kv = c.index or 0, model.kv_of(c.index or 0)
         q = run["q", c.layer][row, at, index]
         k, v = (run[site, c.layer][row[:, None], labels, kv] for site in ("k", "v"))
-        weights = run["pattern", c.layer][row, index, at].gather(1, labels.to(model.device))
-        z = run["z", c.layer][row, at, index]
-        scores = run["attn_scores", c.layer][row, index, at].gather(1, labels.to(model.device))
-        product = torch.einsum("bd,bnd->bn", q, k)
-        x, y = (part - part.mean(0) for part in (product, scores))  # a bias of each position aside
+        scores, weights = (
+            run[site, c.layer][row, index, at].gather(1, labels.to(model.device)) for site in ("attn_scores", "pattern")
+        )
+        x, y = (part - part.mean(0) for part in (_products(q, k), scores))  # a bias of each position aside
         scale = (x * y).sum() / x.pow(2).sum().clamp(min=1e-30)
-        found[c] = (q, k, v, weights, z - torch.einsum("bn,bnd->bd", weights, v), scale)
+        rest = run["z", c.layer][row, at, index] - _mixed(weights, v)
+        found[c] = _Read(q, k, v, weights, rest, scale)
     return found
+
+
+def _products(q: Tensor, k: Tensor) -> Tensor:
+    return torch.einsum("bd,bnd->bn", q, k)
+
+
+def _mixed(weights: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("bn,bnd->bd", weights, v)
 
 
 def _labels(prompts: Prompts) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,7 @@ class CircuitComponentReuse(InterveneMethod):
 
     source: str = "ioi"
     target: str = "coloured-objects"
-    n: int = 8
+    n: int = 16
     forced: int = 4
 
     def edits(self, model: Model, prompts: Prompts | None = None, *, seed: int = 0) -> list[Edit]:
@@ -93,7 +93,7 @@ class CircuitComponentReuse(InterveneMethod):
         # random heads of the same layers take over the same jobs
         sets, _ = matched_sets(first, model.anatomy.n_layers, model.anatomy.n_heads, 8, seed)
         others = [_same_jobs(chosen, heads) for heads in sets]
-        held_out = make_task(self.target, model, 6 * self.n, HELD_OUT + seed)
+        held_out = make_task(self.target, model, 3 * self.n, HELD_OUT + seed)
         plan = [[], *(look(held_out, given) for given in (chosen, *others))]
         difference = sweep(model, held_out, plan, "logit_diff").mean("prompt").values
         accuracy = sweep(model, held_out, plan, "accuracy").mean("prompt").values
