@@ -54,7 +54,7 @@ def test_a_proof_supports_the_true_circuit_and_no_random_one(toy: Model, true: C
     prompts = induction_prompts(8, 11)
     # of 110 edges chance finds these now and then, and then it says so
     lucky = prove_circuit(toy, prompts, true, n_random=10)
-    assert lucky.verdict == "inconclusive" and lucky.reason.endswith("a random circuit does as well")
+    assert lucky.verdict == "inconclusive" and lucky.reason.endswith("a set of random circuits does as well")
     proof = prove_circuit(toy, prompts, true, n_random=10, seed=1)
     assert proof.verdict == "supported" and proof.faithfulness == pytest.approx(1.0)
     assert proof.random_most < 0.9 and abs(proof.complement) < 1e-9 and proof.n_edges == 5

@@ -16,8 +16,7 @@ from headscope.circuits.run import Progress, evaluate, sign
 from headscope.core.errors import UsageError
 from headscope.model import Model
 from headscope.tasks import Prompts
-from headscope.verify.stats import bootstrap_interval, sign_flip_p
-from headscope.verify.verify import ALPHA
+from headscope.verify.beside import beside_random
 
 #: what stands on cut edges, in words
 STANDS = {
@@ -94,22 +93,18 @@ def prove_circuit(
     )
     controls, better = np.stack(control), sign(prompts.metric)
     each = controls.mean(1)
-    most = better * (better * each).max()
+    seen = beside_random(found, controls, better, "random circuits", seed=seed)
     span = clean.mean() - empty.mean()
-    left = shares_left(np.array([found.mean(), each.mean(), most, rest.mean()]), empty, clean, prompts.metric)
+    left = shares_left(np.array([found.mean(), each.mean(), seen.most, rest.mean()]), empty, clean, prompts.metric)
     faithful, randomly, random_most, complement = (float(x) for x in left)
-    p, low, high = (float("nan"),) * 3
-    if len(prompts) > 1:
-        p = sign_flip_p(better * (found - controls.mean(0)), seed=seed)
-        low, high = bootstrap_interval(found, controls, seed=seed)
-    verdict, why = _decide(better, p, low, high, better * (found.mean() - most) > 0)
     figures = f"{faithful:.0%} of the model's {prompts.metric} is left, {randomly:.0%} with random circuits"
     return CircuitProof(
         task=prompts.name, metric=prompts.metric, method=circuit.method, n_prompts=len(prompts), n_random=n_random,
         n_edges=len(circuit), share=len(circuit) / graph.n_edges, clean=float(clean.mean()), empty=float(empty.mean()),
         circuit=float(found.mean()), faithfulness=faithful, random=randomly,
-        random_sd=float(each.std(ddof=1) / abs(span)), random_most=random_most, complement=complement, diff_ci_low=low,
-        diff_ci_high=high, p=p, verdict=verdict, reason=f"{figures}; {why}", choices=choices(circuit.replacement),
+        random_sd=float(each.std(ddof=1) / abs(span)), random_most=random_most, complement=complement, diff_ci_low=seen.low,
+        diff_ci_high=seen.high, p=seen.p, verdict=seen.verdict, reason=f"{figures}; {seen.reason}",
+        choices=choices(circuit.replacement),
     )  # fmt: skip
 
 
@@ -122,23 +117,3 @@ def choices(replacement: str) -> dict[str, str]:
         "cut": "all but the circuit",
         "average": "ratio of means over the prompts",
     }
-
-
-def _decide(better: float, p: float, low: float, high: float, beyond: bool) -> tuple[str, str]:
-    if np.isnan(p):
-        return "inconclusive", "one prompt is no proof; take several"
-    below, above = sorted((better * low, better * high))
-    if p <= ALPHA and below > 0 and beyond:
-        return "supported", f"p = {p:.2g}; beyond every random circuit"
-    if above < 0:
-        return "not supported", f"p = {p:.2g}; random circuits keep more"
-    missing = [
-        word
-        for word, fails in (
-            ("p is above 0.05", p > ALPHA),
-            ("the interval holds 0", below <= 0),
-            ("a random circuit does as well", not beyond),
-        )
-        if fails
-    ]
-    return "inconclusive", f"p = {p:.2g}; {', '.join(missing)}"

@@ -17,8 +17,8 @@ from headscope.routes.cut import Kept, Means, cut, kept_by, means_of, random_lik
 from headscope.sweep import clean, sweep
 from headscope.tasks import Prompts, make
 from headscope.trace import trace
-from headscope.verify.stats import bootstrap_interval, sign_flip_p
-from headscope.verify.verify import ALPHA, HELD_OUT
+from headscope.verify.beside import beside_random
+from headscope.verify.verify import HELD_OUT
 
 #: memory that the edits of one sweep may take
 EDITS_BYTES = 2**29
@@ -148,28 +148,14 @@ def _proof(
     def share_of(x: Any) -> float:
         return float((x - empty.mean()) / span)
 
-    several = len(route) > 1
-    nan = float("nan")
-    p = sign_flip_p(better * (route - control.mean(0)), seed=seed) if several else nan
-    low, high = bootstrap_interval(route, control, seed=seed) if several else (nan, nan)
     each = control.mean(1)
-    most = better * (better * each).max()
-    beyond = better * (route.mean() - most) > 0
-    below, above = sorted((better * low, better * high))
+    seen = beside_random(route, control, better, "random routes", seed=seed)
     faithful, randomly = share_of(route.mean()), share_of(each.mean())
     figures = f"{faithful:.0%} of the model's {prompts.metric} is left, {randomly:.0%} with random routes"
-    if not several:
-        verdict, why = "inconclusive", "one prompt is no proof; take a task of several"
-    elif p <= ALPHA and below > 0 and beyond:
-        verdict, why = "supported", f"p = {p:.2g}; beyond every set of random routes"
-    elif above < 0:
-        verdict, why = "not supported", f"p = {p:.2g}; random routes keep more"
-    else:
-        verdict, why = "inconclusive", f"p = {p:.2g}; interval {low:+.2g} to {high:+.2g}"
     return RouteProof(
         task=prompts.name, metric=prompts.metric, threshold=threshold, n_prompts=len(route), n_random=len(control),
         n_edges=size, share=share, clean=float(before.mean()), empty=float(empty.mean()), route=float(route.mean()),
         faithfulness=faithful, random=randomly, random_sd=float(each.std(ddof=1) / abs(span)),
-        random_most=share_of(most), complement=share_of(rest.mean()), diff_ci_low=low, diff_ci_high=high, p=p,
-        verdict=verdict, reason=f"{figures}; {why}",
+        random_most=share_of(seen.most), complement=share_of(rest.mean()), diff_ci_low=seen.low, diff_ci_high=seen.high, p=seen.p,
+        verdict=seen.verdict, reason=f"{figures}; {seen.reason}",
     )  # fmt: skip

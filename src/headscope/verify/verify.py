@@ -17,10 +17,10 @@ from headscope.model import Model
 from headscope.sweep import clean, sweep
 from headscope.tasks import Prompts, baseline, make
 from headscope.trace import Edit, mean, trace, zero
+from headscope.verify.beside import ALPHA
 from headscope.verify.roles import Role, get_role
 from headscope.verify.stats import bootstrap_interval, sign_flip_p
 
-ALPHA = 0.05
 #: with this many control sets, their 97.5th percentile is the bar instead of their extreme
 MANY = 40
 #: seeds of the held-out prompts start here, so that they never meet those the heads were chosen on
