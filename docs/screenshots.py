@@ -23,9 +23,8 @@ VIEWS: dict[str, tuple[str, str, str | None, int, bool]] = {
     "atlas": ("/?method=induction-heads-icl&at=L18H6", ".ranking li", None, 1280, False),
     "atlas-dark": ("/?method=induction-heads-icl&vs=bos-sink&at=L18H6", "svg.plot circle", None, 1280, True),
     "head": ("/head/18/6?examples=1", ".examples li", None, 1280, False),
-    "head-prompt": (f"/head/18/6?prompt={quote(PROMPT)}&q=22&k=7", ".pair td", "On your prompt", 1280, False),
-    "prompt": ("/prompt?prompt=The%20capital%20of%20France%20is", "svg path", None, 1280, False),
-    "runs": ("/runs", ".panel", None, 1280, True),
+    "head-prompt": (f"/head/18/6?prompt={quote(PROMPT)}&q=22&k=7&sink=0", ".pair td", "On your prompt", 1280, False),
+    "runs": ("/runs", ".panel form select", None, 1280, True),
     "phone": ("/?method=induction-heads-icl", ".ranking li", None, 390, False),
 }
 
