@@ -26,7 +26,7 @@ def draw(data: dict[str, Any]) -> Drawing:
     low, high = min(min(ys), ticks[0]), max(max(ys), ticks[-1])
     left = max(width_of(_number(tick)) for tick in ticks) + 24
     found = Drawing(left + _WIDTH + 24, 0)
-    top = _legend(found, data) + 8
+    top = _legend(found, data) + 14
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = 0.5 if len(xs) == 1 else (x - xs[0]) / (xs[-1] - xs[0])

@@ -40,8 +40,7 @@ def figure(scores: xr.DataArray, *, limit: float | None = None, notes: tuple[str
     if scores.dims[-1] == "layer" and scores.ndim == 2:
         scores = scores.transpose()
     attrs = scores.attrs
-    meaning = str(attrs.get("higher_means", ""))
-    panels = panels_of(scores, limit, note=f"higher: {meaning}" if meaning and scores.ndim < 3 else "")
+    panels = panels_of(scores, limit, note=meaning(scores) if scores.ndim < 3 else "")
     rows, columns = _last_two(scores)
     named = rows == "layer" and columns in _LETTERS
     data = {
@@ -50,7 +49,8 @@ def figure(scores: xr.DataArray, *, limit: float | None = None, notes: tuple[str
         "upward": rows == "layer", "join": "" if named or not rows else ", ", "scale": "diverging",
         "missing": "not measured", "panels": panels,
     }  # fmt: skip
-    own = f"Blue is positive{f' ({meaning})' if meaning else ''}, red negative, no colour 0."
+    words = attrs.get("higher_means")
+    own = f"Blue is positive{f' ({words})' if words else ''}, red negative, no colour 0."
     name = str(attrs.get("method") or scores.name or "scores")
     return Figure("matrix", name, data, origin(attrs), (own, *notes))
 
@@ -103,6 +103,12 @@ def origin(attrs: dict[Any, Any]) -> dict[str, Any]:
     """The attributes that say where scores come from."""
     found = {name: attrs[name] for name in _ORIGIN if attrs.get(name) not in (None, "")}
     return {**found, "headscope": attrs.get("version", version())}
+
+
+def meaning(scores: xr.DataArray) -> str:
+    """What a higher score means, as the line below a grid's name."""
+    words = scores.attrs.get("higher_means")
+    return f"higher: {words}" if words else ""
 
 
 def is_ours(scores: Any) -> bool:

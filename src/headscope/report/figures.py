@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from headscope.core.errors import UsageError, nearest
 from headscope.draw import Figure, version
 from headscope.draw.scores import figure as of_scores
-from headscope.draw.scores import labels, panels_of
+from headscope.draw.scores import labels, meaning, panels_of
 
 if TYPE_CHECKING:
     from headscope.atlas import Atlas
@@ -32,11 +32,6 @@ def of_atlas(atlas: Atlas, *, method: str | None = None, role: str | None = None
     return _all_methods(atlas, about, limit)
 
 
-def _meaning(scores: Any) -> str:
-    meaning = scores.attrs.get("higher_means")
-    return f"higher: {meaning}" if meaning else ""
-
-
 def _all_methods(atlas: Atlas, about: dict[str, Any], limit: float | None) -> Figure:
     grids = {name: s for name, s in atlas.scores.items() if tuple(map(str, s.dims)) == ("layer", "head")}
     if not grids:
@@ -50,7 +45,7 @@ def _all_methods(atlas: Atlas, about: dict[str, Any], limit: float | None) -> Fi
         "panels": [
             panel
             for name, scores in same.items()
-            for panel in panels_of(scores, limit, name, _meaning(scores))
+            for panel in panels_of(scores, limit, name, meaning(scores))
         ],
     }  # fmt: skip
     notes = (
