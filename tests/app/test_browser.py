@@ -327,77 +327,6 @@ class TestHead:
         assert "looks at" in page.locator(READ).inner_text()
 
 
-class TestPrompt:
-    def test_what_comes_next_and_why(self, view: Open, model: Model) -> None:
-        probs = hs.trace(model, PROMPT).logits[0, -1].softmax(-1)
-        route = hs.routes(model, PROMPT, threshold=0.04)
-        page = view("/prompt")
-        page.locator("textarea").fill(PROMPT)
-        page.keyboard.press("Control+Enter")
-        page.wait_for_selector(".edge", state="attached")
-        assert query(page) == {"prompt": PROMPT}
-        assert page.locator(".tokens-row button").all_inner_texts() == PROMPT.split()
-        assert f"{100 * probs.max().item():.2f} %" in page.locator(".next .tokens tr").first.inner_text()
-        assert page.locator(".lens tbody tr").count() == 3 and HOSTILE in page.locator(".lens thead").inner_text()
-        counts = page.locator(".row [aria-live]").inner_text()
-        assert f"{len(route.nodes)} nodes, {len(route.edges)} edges" in counts
-        assert page.locator("path.edge").count() == len(route.edges)
-
-    def test_another_position_target_and_threshold(self, view: Open, model: Model) -> None:
-        route = hs.routes(model, PROMPT, position=3, target="store", foil="Mary", threshold=0.2)
-        page = view(f"/prompt?prompt={quote(PROMPT)}&target=store&foil=Mary&at=4")
-        page.wait_for_selector(".edge", state="attached")
-        page.keyboard.press("ArrowLeft")
-        page.locator(".next h2", has_text=HOSTILE).wait_for()
-        page.locator("input[type=range]").fill("0.2")
-        page.get_by_text(f"{len(route.nodes)} nodes, {len(route.edges)} edges").wait_for()
-        assert query(page) == {"prompt": PROMPT, "target": "store", "foil": "Mary", "at": "3", "threshold": "0.2"}
-        assert "rather than Mary" in page.locator(".panel h2", has_text="Route").inner_text()
-
-    def test_an_edge_previews_locks_and_leads_to_its_head(self, view: Open) -> None:
-        page = view(f"/prompt?prompt={quote(PROMPT)}")
-        page.wait_for_selector(".edge", state="attached")
-        row = page.locator(".route .tall tbody tr").first
-        name = row.locator("button").inner_text()
-        row.hover()
-        assert page.locator(".detail h3").inner_text().startswith(name)
-        row.locator("button").click()
-        page.wait_for_selector(".detail .tokens")
-        locked = query(page)["on"]
-        assert locked.startswith(f"{name}:")
-        page.mouse.move(2, 2)
-        assert page.locator(".detail h3").inner_text().startswith(name), "what is locked stays"
-        assert page.locator("path.told").count() == 1
-        page.reload()
-        page.wait_for_selector(".detail .tokens")
-        page.keyboard.press("Escape")
-        assert "on" not in query(page)
-        page.go_back()
-        page.wait_for_selector(".detail .tokens")
-        page.locator(".detail h3 a").click()
-        page.wait_for_selector(".looked")
-        assert set(query(page)) == {"prompt", "q", "k"} and page.locator("h1").inner_text() == name
-
-    def test_an_mlp_names_its_neurons(self, view: Open) -> None:
-        page = view(f"/prompt?prompt={quote(PROMPT)}")
-        page.wait_for_selector("rect.node.mlp", state="attached")
-        page.locator("rect.node.mlp").first.click()
-        assert re.search(r"L\dN\d+", page.locator(".detail").inner_text())
-        assert query(page)["on"].startswith("L")
-
-    def test_a_target_of_two_tokens_is_refused(self, view: Open) -> None:
-        page = view(f"/prompt?prompt={quote(PROMPT)}&target={quote('the store')}", refusals=True)
-        page.wait_for_selector(".failure")
-        assert "must be one token" in page.locator(".failure").inner_text()
-
-    def test_a_thousand_tokens(self, view: Open) -> None:
-        page = view(f"/prompt?prompt={quote('the store a Mary John ' * 205)}")
-        page.wait_for_selector(".lens tbody tr")
-        assert "Positions 1001 to 1024 of 1025" in page.locator(".panel", has_text="Logit lens").inner_text()
-        page.get_by_role("button", name="earlier").click()
-        page.get_by_text("Positions 977 to 1000 of 1025").wait_for()
-
-
 def hover_times(page: Any) -> list[float]:
     """Milliseconds from a movement of the pointer over the first grid until the words below it have changed."""
     return page.evaluate("""async () => {
@@ -463,6 +392,14 @@ class TestRuns:
         assert (
             query(page) == {"method": "duplicate-token"} and page.locator("#method").input_value() == "duplicate-token"
         )
+
+    def test_a_head_is_tested_from_its_page(self, view: Open, session: Session) -> None:
+        page = view("/head/2/0")
+        page.get_by_label("Test L2H0 alone for").select_option("sink")
+        page.locator(".test").get_by_role("button").click()
+        page.locator(".test .verdict").wait_for(timeout=60000)
+        (job,) = session.jobs.documents()
+        assert job["title"] == "Verify sink (L2H0)" and job["result"]["reason"] in page.locator(".test").inner_text()
 
     def test_a_failed_job_says_why(self, view: Open, session: Session) -> None:
         def work(tell: Any) -> dict[str, str]:

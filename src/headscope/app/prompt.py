@@ -255,7 +255,7 @@ def route(seen: Seen, question: Question) -> Route:
 def drawn(found: Route) -> dict[str, Any]:
     """A route as the page draws it: its document without what the page knows already."""
     document = found.document()
-    return {key: document[key] for key in document if key not in ("tokens", "token_ids", "prompt")}
+    return {key: document[key] for key in document if key not in ("token_ids", "prompt")}
 
 
 @torch.no_grad()

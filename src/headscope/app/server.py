@@ -31,10 +31,6 @@ from headscope.verify import ROLES
 STATIC = Path(__file__).parent / "static"
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".json": "application/json"}
 IMPORT_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
-#: shares below this would draw thousands of edges
-LEAST_SHARE = 0.005
-#: named for each MLP on a route
-NEURONS = 5
 #: modules that load when they are needed: the libraries for charts
 LAZY = {"lib/plot.js"}
 #: the style sheet of a few rules that Observable Plot puts into every chart of class "plot"
@@ -81,8 +77,6 @@ def create(session: Session, *, hosts: set[str] | None, token: str | None = None
         Route("/copies", _copies, methods=["POST"]),
         Route("/examples", _examples, methods=["POST"]),
         Route("/ablate", _ablate, methods=["POST"]),
-        Route("/prompt", _prompt, methods=["POST"]),
-        Route("/route", _route, methods=["POST"]),
         Mount("/prompt", routes=PromptApi().routes()),
         Mount("/try", routes=TryApi().routes()),
         Route("/choices", _choices),
@@ -242,40 +236,6 @@ async def _ablate(request: Request) -> Response:
         return look.without(model, layer, head, look.read(model, prompt, MOST_TOKENS))
 
     return as_json(await ask(request, f"Without L{layer}H{head}", work))
-
-
-async def _prompt(request: Request) -> Response:
-    given = await body(request)
-    prompt, first = field(given, "prompt", str), field(given, "first", int, None)
-
-    def work() -> Any:
-        from headscope.app import lens, look
-
-        model = session_of(request).model()
-        return lens.lens(model, look.read(model, prompt, MOST_TOKENS), first)
-
-    return as_json(await ask(request, "Logit lens", work))
-
-
-async def _route(request: Request) -> Response:
-    given = await body(request)
-    prompt, position = field(given, "prompt", str), field(given, "position", int, -1)
-    target, foil = field(given, "target", str, None), field(given, "foil", str, None)
-    threshold = float(field(given, "threshold", (int, float), 0.04))
-    if threshold < LEAST_SHARE:
-        raise UsageError(f"The threshold is {threshold:g}; this page draws routes from {LEAST_SHARE:g} up.")
-
-    def work() -> Any:
-        from headscope.app import look
-        from headscope.routes import routes
-
-        model = session_of(request).model()
-        ids = look.read(model, prompt, MOST_TOKENS)
-        found = routes(model, ids, target=target, foil=foil, position=position, threshold=threshold, neurons=NEURONS)
-        # tokens as everywhere on this page
-        return {**found.document(), "tokens": look.words(model, ids[0]), "prompt": prompt}
-
-    return as_json(await ask(request, "Route", work))
 
 
 # the queue

@@ -144,7 +144,9 @@ class Session:
             return {"view": view, "verdict": verdict.verdict, "reason": verdict.reason,
                     "out": self._keep(job.id, "atlas", atlas.save)}  # fmt: skip
 
-        job = self.jobs.submit("verify", f"Verify {role}", work)
+        job = self.jobs.submit(
+            "verify", f"Verify {role}" + (f" ({', '.join(map(str, chosen))})" if chosen else ""), work
+        )
         return job.id
 
     def _keep(self, number: int, what: str, save: Callable[[Path], Any]) -> str | None:

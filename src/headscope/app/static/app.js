@@ -9,6 +9,7 @@ import { Failure } from "./lib/parts.js";
 import { AtlasView } from "./views/atlas.js";
 import { HeadView } from "./views/head.js";
 import { PromptView } from "./views/prompt.js";
+import { TryView } from "./views/try.js";
 import { Progress, RunsView, cancel, refresh, useJobs } from "./views/runs.js";
 
 function Search({ field, atlas }) {
@@ -73,6 +74,7 @@ function View({ path, server }) {
   if (path === "/") return html`<${AtlasView} server=${server} />`;
   if (head) return html`<${HeadView} layer=${Number(head[1])} head=${Number(head[2])} server=${server} />`;
   if (path === "/prompt") return html`<${PromptView} server=${server} />`;
+  if (path === "/try") return html`<${TryView} server=${server} />`;
   if (path === "/runs") return html`<${RunsView} server=${server} />`;
   return html`<${Failure} error="There is no view at this address." />`;
 }
@@ -87,7 +89,7 @@ function App() {
   const dialog = useRef();
   useEffect(() => void refresh(), []);
   useEffect(() => {
-    const where = path.startsWith("/head/") ? `L${path.split("/")[2]}H${path.split("/")[3]}` : { "/runs": "Runs", "/prompt": "Prompt" }[path] || "Atlas";
+    const where = path.startsWith("/head/") ? `L${path.split("/")[2]}H${path.split("/")[3]}` : { "/runs": "Runs", "/prompt": "Prompt", "/try": "Try" }[path] || "Atlas";
     document.title = `${where} · ${server?.model || "headscope"}`;
   }, [path, server]);
   const flip = () => choose(effective() === "dark" ? "light" : "dark");
@@ -99,6 +101,7 @@ function App() {
       { key: "d", does: "dark or light", run: flip },
       { key: "a", does: "the atlas", run: () => go("/") },
       { key: "p", does: "a prompt", run: () => go("/prompt") },
+      { key: "t", does: "try edits", run: () => go("/try") },
       { key: "r", does: "the runs", run: () => go("/runs") },
     ],
   );
@@ -108,6 +111,7 @@ function App() {
       <a class="brand" href="/">headscope</a>
       <a href="/" aria-current=${path === "/" ? "page" : null}>Atlas</a>
       <a href="/prompt" aria-current=${path === "/prompt" ? "page" : null}>Prompt</a>
+      <a href="/try" aria-current=${path === "/try" ? "page" : null}>Try</a>
       <a href="/runs" aria-current=${path === "/runs" ? "page" : null}>Runs</a>
       <${Search} field=${field} atlas=${atlas} />
       <button class="plain" onClick=${flip} title="Dark or light (d)" aria-label=${`Switch to ${theme === "dark" ? "light" : "dark"}`}>${theme === "dark" ? "☀" : "☾"}</button>

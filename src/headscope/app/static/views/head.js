@@ -7,6 +7,7 @@ import { useKeys } from "../lib/keys.js";
 import { Controls, Dose, Failure, Scale, Token, TokenTable, Verdict, Waiting } from "../lib/parts.js";
 import { Looked, Pattern, strongest } from "../lib/pattern.js";
 import { useTheme } from "../lib/theme.js";
+import { Progress, useJobs, useStart } from "./runs.js";
 import { name, number, parseHead, percent, signed, visible } from "../lib/text.js";
 
 const EXAMPLE = "When Mary and John went to the store, John gave a drink to";
@@ -46,7 +47,7 @@ export function HeadView({ layer, head, server }) {
       </section>
       <${Examples} layer=${layer} head=${head} address=${address} /></div>
       <section class="panel"><h2>Roles</h2>
-        ${about.value && html`<${Roles} about=${about.value} />`}
+        ${about.value && html`<${Roles} about=${about.value} /><${Test} component=${about.value.component} />`}
       </section>
     </div>
     <${OnPrompt} layer=${layer} head=${head} address=${address} server=${server} />
@@ -97,6 +98,25 @@ function Roles({ about }) {
       <figure><figcaption class="soft">Against random sets</figcaption><${Controls} verdict=${v} /></figure>
     </div>
   </article>`);
+}
+
+// The head alone against random heads, for any role: what turns a score into a claim that was tested.
+function Test({ component }) {
+  const choices = useGet("/api/choices");
+  const [role, setRole] = useState("");
+  const [start, error] = useStart();
+  const { jobs } = useJobs();
+  if (!choices.value) return null;
+  const chosen = role || choices.value.roles[0];
+  const mine = jobs.find((job) => job.title === `Verify ${chosen} (${component})`);
+  return html`<form class="row test" onSubmit=${(e) => (e.preventDefault(), start({ kind: "verify", role: chosen, heads: [component] }))}>
+    <label>Test ${component} alone for <select value=${chosen} onChange=${(e) => setRole(e.target.value)}>${choices.value.roles.map((r) => html`<option>${r}</option>`)}</select></label>
+    <button disabled=${mine && (mine.state === "queued" || mine.state === "running")}>Start</button>
+    ${mine?.state === "queued" && html`<span class="soft">waiting</span>`}
+    ${mine?.state === "running" && html`<${Progress} job=${mine} />`}
+    ${mine?.result && html`<span><${Verdict} verdict=${mine.result.verdict} /> ${mine.result.reason}</span>`}
+    ${(error || mine?.error) && html`<${Failure} error=${error || mine.error} />`}
+  </form>`;
 }
 
 function OnPrompt({ layer, head, address, server }) {

@@ -1,0 +1,9 @@
+// A file that the server made, into the reader's downloads.
+export function download({ name, text }) {
+  const url = URL.createObjectURL(new Blob([text], { type: "application/octet-stream" }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.dispatchEvent(new MouseEvent("click")); // not in the page, so that its links' own handler does not take it
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
