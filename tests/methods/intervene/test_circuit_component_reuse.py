@@ -66,7 +66,8 @@ def test_two_tasks_of_one_circuit_share_its_heads(induction: Model, monkeypatch:
 def test_a_head_whose_look_is_lost_gets_it_back(induction: Model) -> None:
     """On a form with nothing to look up, the copying head names the answer once it is made to attend to it."""
     prompts = _form(induction, False)
-    assert jobs(induction, prompts, [head(1, 2)]) == {head(1, 2): "answer"}
+    # L0H0 looks at the token before, which is neither
+    assert jobs(induction, prompts, [head(0, 0), head(1, 2)]) == {head(1, 2): "answer"}
     lost = dataclasses.replace(prompts, tokens=torch.cat([prompts.tokens[:, :-1], prompts.tokens[:, :1]], 1))
     before = hs.sweep(induction, lost, [[]], "logit_diff").values[0]
     forced, wrong, other = hs.sweep(
@@ -115,7 +116,8 @@ def test_edits_of_prompts_of_different_lengths(worded: Model) -> None:
 def test_its_edits_are_those_of_the_circuit_in_the_middle(worded: Model) -> None:
     prompts = make("coloured-objects", worded, 3, 9)
     source = make("ioi", worded, 4, 2)
-    middle = [c for c in circuit(worded, source) if c.layer > 0][:2]
+    every = jobs(worded, source, [c for c in circuit(worded, source) if c.layer > 0])
+    middle = list(every)[:2]
     edits = hs.intervene(worded, METHOD, prompts, seed=2, n=4, forced=2)
     assert {c for edit in edits for c in edit.components} == set(middle) and 1 <= len(edits) <= 2
     assert {c for edit in look(prompts, jobs(worded, source, middle)) for c in edit.components} == set(middle)

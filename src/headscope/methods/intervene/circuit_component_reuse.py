@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: share of all heads that is called a circuit, how many heads it has at least (where these are not over half of all), and
 #: how many times as many the estimate lets through to exact patching
 SHARE, LEAST, SCREEN = 0.1, 4, 2
+#: a head that pays less attention than this to answer and foil has no job at the scored position
+LOOKS = 0.1
 HELD_OUT = 1000
 
 
@@ -34,11 +36,12 @@ class CircuitComponentReuse(InterveneMethod):
     What it measures: which heads carry the task `source`, and which of them, in the middle layers, look at the answer or
     at the foil there; the edits make these look at the same on other prompts.
 
-    Formula: the circuit of a task is the tenth of all heads (at least 4) with the largest |denoising effect| on the logit difference
-    (the 2 k heads with the largest estimate are patched exactly). Of the source circuit's heads in the middle half of the
-    layers, the `forced` with the largest effect; the job of each is answer or foil, whichever token it attends to more
-    from the scored position of the source prompts. Edit: that head's pattern row at the scored position is set to
-    1 / m at the m positions of the prompt that hold the answer's (or foil's) token, 0 elsewhere.
+    Formula: the circuit of a task is the tenth of all heads (at least 4) with the largest |denoising effect| on the
+    logit difference (the 2 k heads with the largest estimate are patched exactly). Forced are, of the source circuit's
+    heads in the middle half of the layers, the `forced` with the largest effect; the job of each is answer or foil,
+    whichever token it attends to more from the scored position of the source prompts (heads that pay both under 0.1 are
+    passed over). Edit: the head's pattern row at the scored position is set to 1 / m at the m positions of the prompt
+    that hold the answer's (or foil's) token, 0 elsewhere.
 
     Options: source and target, tasks with foil and corrupted twins; n prompts of each; forced heads.
 
@@ -79,9 +82,12 @@ class CircuitComponentReuse(InterveneMethod):
             raise UsageError(f"forced is {self.forced}; at least one head must be forced.")
         quarter = model.anatomy.n_layers / 4
         middle = [c for c in heads if quarter <= c.layer < model.anatomy.n_layers - quarter]
-        if not middle:
-            raise NotApplicable(f"{model.name} has no head of the circuit of {self.source} in its middle layers.")
-        return jobs(model, source, middle[: self.forced])
+        found = jobs(model, source, middle)
+        if not found:
+            raise NotApplicable(
+                f"No head of the circuit of {self.source} in the middle layers of {model.name} looks at answer or foil."
+            )
+        return dict(list(found.items())[: self.forced])
 
     def check(self, model: Model, *, seed: int = 0) -> Check:
         source, target = (make_task(name, model, self.n, seed) for name in (self.source, self.target))
@@ -150,17 +156,19 @@ def overlap(a: list[Component], b: list[Component], n_heads: int) -> tuple[int, 
 
 
 def jobs(model: Model, prompts: Prompts, heads: list[Component]) -> dict[Component, str]:
-    """Whether each head attends more to the answer or to the foil of `prompts`, from their scored position."""
+    """Of the heads that look at the answer or the foil of `prompts` from their scored position: at which of them more."""
+    if not heads:
+        return {}
     at = prompts.positions[:, -1]
-    places = {"answer": _holding(prompts, "answer"), "foil": _holding(prompts, "foil")}
+    places = {job: _holding(prompts, job) for job in ("answer", "foil")}
 
     def attention(pattern: Tensor, layer: int) -> Tensor:  # pattern [batch head query key] → [job, head]
         rows = pattern[torch.arange(len(at)), :, at]  # [batch, head, key]
         return torch.stack([(rows * mask.to(rows.device)[:, None]).sum(-1).mean(0) for mask in places.values()])
 
     run = trace(model, prompts, Capture("pattern", sorted({c.layer for c in heads}), attention), logits=None)
-    names = list(places)
-    return {c: names[int(run["pattern", c.layer][:, c.index or 0].argmax())] for c in heads}
+    paid = {c: run["pattern", c.layer][:, c.index or 0] for c in heads}
+    return {c: list(places)[int(x.argmax())] for c, x in paid.items() if x.max() > LOOKS}
 
 
 def look(prompts: Prompts, given: dict[Component, str]) -> list[Edit]:
