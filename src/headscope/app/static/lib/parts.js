@@ -116,8 +116,8 @@ export function Controls({ verdict }) {
     deps=${[verdict]}
     draw=${(Plot, width) => ({
       width: Math.min(width, 380),
-      height: 92,
-      marginTop: 26,
+      height: 104,
+      marginTop: 38,
       marginLeft: 36,
       marginRight: 28,
       x: { label: `change of ${verdict.metric}`, nice: true, ticks: 5 },
@@ -125,7 +125,7 @@ export function Controls({ verdict }) {
         Plot.ruleX([0], { stroke: "currentColor", strokeOpacity: 0.4 }),
         Plot.dotX(verdict.control_effects, { y: 0, stroke: css(-0.7, theme), symbol: "square", r: 4, strokeOpacity: 0.8 }),
         Plot.dot([verdict.effect], { x: (d) => d, y: 0, fill: css(0.7, theme), r: 6 }),
-        Plot.text([verdict.effect], { x: (d) => d, y: 0, text: () => "chosen", dy: -14, fill: "currentColor" }),
+        Plot.text([verdict.effect], { x: (d) => d, y: 0, text: () => "chosen", dy: -26, fill: "currentColor" }),
         Plot.text([verdict.control_mean], { x: (d) => d, y: 0, text: () => "random sets", dy: -14, fill: "currentColor", textAnchor: "middle" }),
       ],
       y: { axis: null },

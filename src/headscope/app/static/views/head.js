@@ -47,7 +47,7 @@ export function HeadView({ layer, head, server }) {
       </section>
       <${Examples} layer=${layer} head=${head} address=${address} /></div>
       <section class="panel"><h2>Roles</h2>
-        ${about.value && html`<${Roles} about=${about.value} /><${Test} component=${about.value.component} />`}
+        ${about.value && html`<${Roles} about=${about.value} /><${Test} component=${about.value.component} roles=${about.value.roles} />`}
       </section>
     </div>
     <${OnPrompt} layer=${layer} head=${head} address=${address} server=${server} />
@@ -81,7 +81,7 @@ function Roles({ about }) {
   return about.roles.map((v) => html`<article class="role">
     <h3>${v.role} <${Verdict} verdict=${v.verdict} /></h3>
     <p>${v.claim}.</p>
-    <p class="soft">One of ${v.components.length} heads tested together (number ${v.place} by ${v.method}): ${v.components.map((c) => {
+    <p class="soft">${v.components.length === 1 ? "Tested alone: " : `One of ${v.components.length} heads tested together (number ${v.place} by ${v.method}): `}${v.components.map((c) => {
       const place = parseHead(c);
       return c === about.component || !place ? html`<b>${c}</b> ` : html`<a href=${headHref(...place)}>${c}</a> `;
     })}</p>
@@ -94,14 +94,14 @@ function Roles({ about }) {
       <dt>plain text</dt><dd>${v.side_effect === null ? "not measured" : `${signed(v.side_effect)} loss`}</dd>
     </dl>
     <div class="charts">
-      <figure><figcaption class="soft">More heads, more effect?</figcaption><${Dose} verdict=${v} /></figure>
+      ${v.dose.length > 1 && html`<figure><figcaption class="soft">More heads, more effect?</figcaption><${Dose} verdict=${v} /></figure>`}
       <figure><figcaption class="soft">Against random sets</figcaption><${Controls} verdict=${v} /></figure>
     </div>
   </article>`);
 }
 
 // The head alone against random heads, for any role: what turns a score into a claim that was tested.
-function Test({ component }) {
+function Test({ component, roles }) {
   const choices = useGet("/api/choices");
   const [role, setRole] = useState("");
   const [start, error] = useStart();
@@ -114,7 +114,9 @@ function Test({ component }) {
     <button disabled=${mine && (mine.state === "queued" || mine.state === "running")}>Start</button>
     ${mine?.state === "queued" && html`<span class="soft">waiting</span>`}
     ${mine?.state === "running" && html`<${Progress} job=${mine} />`}
-    ${mine?.result && html`<span><${Verdict} verdict=${mine.result.verdict} /> ${mine.result.reason}</span>`}
+    ${mine?.result && html`<${Verdict} verdict=${mine.result.verdict} />`}
+    ${mine?.result && !roles.some((v) => v.reason === mine.result.reason) && html`<span>${mine.result.reason}</span>`}
+    <small class="soft">Against random heads of its layer; p is that of this one test.</small>
     ${(error || mine?.error) && html`<${Failure} error=${error || mine.error} />`}
   </form>`;
 }
