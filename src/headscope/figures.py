@@ -24,14 +24,15 @@ def figure(
     prompt: str | None = None,
     row: int = 0,
     limit: float | None = None,
+    model: Model | None = None,
     title: str | None = None,
 ) -> Figure:
     """A figure of an atlas (all its methods, one `method`, or the proof of a `role`), scores, a verdict, a route, a
     patching, a run (the attention of a `head` on a `row` of the batch), or of a model (a `head`'s attention on a
     `prompt`). It shows itself in a notebook; `save` writes .html, .svg, .png, .pdf and .json.
 
-    `limit` has the strongest colour: scores go from -limit to limit, attention from 0 to limit. Raises UsageError for what cannot
-    be drawn.
+    `limit` has the strongest colour: scores go from -limit to limit, attention from 0 to limit. `model`: what a verdict
+    or a sweep was made with, as they do not say it themselves. Raises UsageError for what cannot be drawn.
     """
     import xarray as xr
 
@@ -84,6 +85,8 @@ def figure(
         found = _of_model(thing, head, prompt, limit)
     else:
         found = cast(Figure, thing)
+    if model is not None:
+        found = replace(found, provenance={"model": model.name, "fingerprint": model.fingerprint, **found.provenance})
     return found if title is None else replace(found, title=title)
 
 

@@ -354,6 +354,18 @@ def test_what_is_invisible_is_shown() -> None:
     assert all(len(line) < 40 for line in wrapped("x" * 500, 100))
 
 
+def test_a_sweep_and_a_verdict_are_told_their_model(tiny: Model) -> None:
+    tokens = torch.arange(3, 11).reshape(2, 4)
+    effects = hs.sweep(tiny, tokens, [hs.zero("L0H1"), hs.zero("L2H3")], metric=lambda logits: logits[:, -1, 5])
+    figure = hs.figure(effects, model=tiny)
+    assert len(figure.data["rows"]) == 2 and "L2H3" in figure.data["rows"][1] and figure.data["columns"] == ["0", "1"]
+    known = {"model": tiny.name, "fingerprint": tiny.fingerprint}
+    assert known.items() <= figure.provenance.items()
+    assert known.items() <= hs.figure(verdict(), model=tiny).provenance.items()
+    # what scores say of themselves stays
+    assert hs.figure(scores(), model=tiny).provenance["model"] == "toy"
+
+
 def test_a_title_of_ones_own(tmp_path: Path) -> None:
     figure = hs.figure(dataclasses.replace(hs.figure(verdict())), title="Mine")
     assert figure.title == "Mine" and repr(figure).startswith("Mine")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,6 @@ from headscope.core.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headscope.model import Model
     from headscope.routes import Route
     from headscope.verify import RouteProof
 

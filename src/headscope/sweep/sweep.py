@@ -101,7 +101,7 @@ def sweep(
     if folder is not None:
         folder.finish(job, values)
     name = job.metric if isinstance(job.metric, str) else getattr(job.metric, "__name__", "a function")
-    return make(values, ("edit", "prompt"), metric=name).assign_coords(edit=job.names)
+    return make(values, ("edit", "prompt"), metric=name, model=model.name).assign_coords(edit=job.names)
 
 
 def make_job(
