@@ -84,9 +84,7 @@ def routes(
     proof = None
     if prove:
         with working("Proving the route"):
-            proof = hs.prove_routes(
-                loaded, prompt_of(route), threshold=threshold, n_random=n_random, seed=common.seed
-            )
+            proof = hs.prove_routes(loaded, prompt_of(route), threshold=threshold, n_random=n_random, seed=common.seed)
     written = []
     if html is not None:
         route.save(html)
