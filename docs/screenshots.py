@@ -18,12 +18,17 @@ from app.browser import Watched, chromium, running  # noqa: E402
 from headscope.app.session import Session  # noqa: E402
 
 PROMPT = "When Mary and John went to the store, John gave a drink to Mary. When Mary and John went to the"
+SHORT = "When Mary and John went to the store, John gave a drink to"
+EDITS = '[{"op":"zero","on":"L23H0-1, L23H7"},{"op":"scale","on":"L3MLP","by":0.5}]'
 #: name → address, wait for this, scroll to this, width, dark
 VIEWS: dict[str, tuple[str, str, str | None, int, bool]] = {
     "atlas": ("/?method=induction-heads-icl&at=L18H6", ".ranking li", None, 1280, False),
     "atlas-dark": ("/?method=induction-heads-icl&vs=bos-sink&at=L18H6", "svg.plot circle", None, 1280, True),
     "head": ("/head/18/6?examples=1", ".examples li", None, 1280, False),
     "head-prompt": (f"/head/18/6?prompt={quote(PROMPT)}&q=22&k=7&sink=0", ".pair td", "On your prompt", 1280, False),
+    "prompt": (f"/prompt?prompt={quote(SHORT)}&on=L22%401%3EL23A%4013", ".heads-of td", None, 1280, False),
+    "prompt-route": (f"/prompt?prompt={quote(SHORT)}&on=L23MLP%4013", ".neurons td", "Route to", 1280, True),
+    "try": (f"/try?prompt={quote(SHORT)}&edits={quote(EDITS)}", ".compared td", None, 1280, False),
     "runs": ("/runs", ".panel form select", None, 1280, True),
     "phone": ("/?method=induction-heads-icl", ".ranking li", None, 390, False),
 }

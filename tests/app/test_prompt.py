@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -152,6 +153,9 @@ class TestPrompt:
         told = ask("prompt/save", prompt=PROMPT, format=form, foil=-1)
         route = hs.routes(model, PROMPT)
         path = tmp_path / told["name"]
+        if form in ("png", "pdf"):
+            assert base64.b64decode(told["base64"])[:4] == {"png": b"\x89PNG", "pdf": b"%PDF"}[form]
+            return
         path.write_text(told["text"], encoding="utf-8")
         if form == "neuronpedia":
             assert json.loads(told["text"]) == json.loads(json.dumps(attribution_graph(route)))

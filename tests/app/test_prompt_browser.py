@@ -254,7 +254,7 @@ class TestPrompt:
         page = view(f"{VIEW}&foil=none")
         page.wait_for_selector(GRAPH)
         route = hs.routes(model, PROMPT)
-        for name in (".json", ".svg", ".html", "Neuronpedia"):
+        for name in (".json", ".svg", ".html", ".png", "Neuronpedia"):
             with page.expect_download() as download:
                 page.locator(".saves").get_by_role("button", name=name).click()
             path = tmp_path / download.value.suggested_filename
@@ -263,6 +263,8 @@ class TestPrompt:
                 assert Route.load(path).edges == route.edges
             elif name == "Neuronpedia":
                 assert json.loads(path.read_text())["nodes"] == attribution_graph(route)["nodes"]
+            elif name == ".png":
+                assert path.read_bytes().startswith(b"\x89PNG")
             else:
                 assert HOSTILE not in path.read_text() and "&lt;img" in path.read_text()
 

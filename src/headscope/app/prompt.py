@@ -5,6 +5,7 @@ All of it is read from one pass, which is kept for the next question about the s
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import tempfile
@@ -35,7 +36,7 @@ LEAST_THRESHOLD = 0.005
 MOST_WALK_SECONDS = 100.0
 #: columns of the lens that are read at once: each costs one unembedding a layer
 MOST_COLUMNS = 64
-FORMATS = ("json", "svg", "html", "neuronpedia")
+FORMATS = ("json", "svg", "html", "png", "pdf", "neuronpedia")
 
 
 @dataclass(frozen=True)
@@ -334,7 +335,10 @@ def _direct(seen: Seen, vectors: Tensor, position: int, k: int = 8) -> list[dict
 
 
 def as_file(found: Route, form: str) -> dict[str, str]:
-    """A route as a file to save: its name and its text. Raises UsageError for another format."""
+    """A route as a file to save: its name and its text, or for png and pdf its bytes in base64.
+
+    Raises UsageError for another format.
+    """
     if form not in FORMATS:
         raise UsageError(f"There is no format {form!r}; a route is saved as {', '.join(FORMATS)}.")
     if form == "neuronpedia":
@@ -343,4 +347,6 @@ def as_file(found: Route, form: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"route.{form}"
         found.save(path)
+        if form in ("png", "pdf"):
+            return {"name": path.name, "base64": base64.b64encode(path.read_bytes()).decode()}
         return {"name": path.name, "text": path.read_text(encoding="utf-8")}

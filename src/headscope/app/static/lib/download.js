@@ -1,6 +1,7 @@
 // A file that the server made, into the reader's downloads.
-export function download({ name, text }) {
-  const url = URL.createObjectURL(new Blob([text], { type: "application/octet-stream" }));
+export function download({ name, text, base64 }) {
+  const content = base64 ? Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)) : text;
+  const url = URL.createObjectURL(new Blob([content], { type: "application/octet-stream" }));
   const link = document.createElement("a");
   link.href = url;
   link.download = name;

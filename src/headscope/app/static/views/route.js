@@ -70,7 +70,7 @@ function Save({ question }) {
     setError(null);
     post("/api/prompt/save", { ...question, format }).then(download, (failed) => setError(failed.message));
   };
-  return html`<span class="soft saves">Save ${[["json", ".json"], ["svg", ".svg"], ["html", ".html"], ["neuronpedia", "Neuronpedia"]].map(([format, says]) => html`<button class="small" onClick=${() => save(format)}>${says}</button> `)}</span>
+  return html`<span class="soft saves">Save ${[["json", ".json"], ["svg", ".svg"], ["html", ".html"], ["png", ".png"], ["pdf", ".pdf"], ["neuronpedia", "Neuronpedia"]].map(([format, says]) => html`<button class="small" onClick=${() => save(format)}>${says}</button> `)}</span>
     ${error && html`<${Failure} error=${error} />`}`;
 }
 
@@ -136,7 +136,7 @@ function EdgeHeads({ edge, route, told }) {
   const wrote = useAsk("/api/written", { layer, head, prompt: told.text, query: q, key: k });
   return html`<article class="detail">
     <h3><${Token} text=${route.tokens[q]} /> <small class="soft">${q}</small> ← <${Token} text=${route.tokens[k]} /> <small class="soft">${k}</small></h3>
-    <table class="scores heads-of"><thead><tr><th>Head</th><th class="n">share</th><th class="n">to the logit</th><th></th></tr></thead><tbody>
+    <table class="heads-of"><thead><tr><th>Head</th><th class="n">share</th><th class="n">to the logit</th><th></th></tr></thead><tbody>
       ${edge.parts.map((part) => html`<tr><td><${HeadLink} edge=${part} told=${told} /></td><td class="n">${percent(part.weight)}</td>
         <td class="n"><${SignedBar} value=${part.signed} most=${most} /></td><td><a class="small" href=${without(part.component, told)}>without it</a></td></tr>`)}
     </tbody></table>
@@ -148,13 +148,12 @@ function EdgeHeads({ edge, route, told }) {
 function Neurons({ node, route, told, question }) {
   const found = useAsk("/api/prompt/neurons", { ...question, layer: node.layer, at: node.position });
   const rows = found.value?.neurons;
-  const most = rows && limit(rows.map((row) => row.signed));
   const words = (list) => list?.map((t) => html`<${Token} text=${t.token} /> `);
   return html`<article class="detail"><h3>MLP of layer ${node.layer} <small class="soft">at <${Token} text=${route.tokens[node.position]} /> ${node.position} · <a href=${without(`L${node.layer}MLP`, told)}>without it</a></small></h3>
     ${found.error && html`<${Failure} error=${found.error} />`}
     ${!rows && found.loading && html`<${Waiting}>Naming its neurons …<//>`}
-    ${rows && html`<div class=${`scroll ${found.stale ? "stale" : ""}`}><table class="scores neurons"><thead><tr><th>Neuron</th><th class="n">act.</th><th class="n">share</th><th class="n">to the logit</th><th>raises · lowers</th></tr></thead>
-      <tbody>${rows.map((row) => html`<tr><td><a href=${without(row.component, told)} title="What happens without it">${row.component}</a></td><td class="n">${number(row.activation, 2)}</td><td class="n">${percent(row.weight)}</td><td class="n"><${SignedBar} value=${row.signed} most=${most} /></td>
+    ${rows && html`<div class=${`scroll ${found.stale ? "stale" : ""}`}><table class="neurons"><thead><tr><th>Neuron</th><th class="n">act.</th><th class="n">share</th><th class="n">logit</th><th>raises · lowers</th></tr></thead>
+      <tbody>${rows.map((row) => html`<tr><td><a href=${without(row.component, told)} title="What happens without it">${row.component}</a></td><td class="n">${number(row.activation, 2)}</td><td class="n">${percent(row.weight)}</td><td class=${`n ${row.signed < 0 ? "down" : "up"}`}>${signed(row.signed)}</td>
         <td>${words(row.promoted?.slice(0, 3))}<span class="soft">·</span> ${words(row.suppressed?.slice(0, 2))}</td></tr>`)}</tbody></table></div>
       <p class="soft">The ${rows.length} with the largest shares of the state after the MLP.</p>`}
   </article>`;
@@ -175,7 +174,7 @@ function State({ node, route, told, question }) {
     ${found.error && html`<${Failure} error=${found.error} />`}
     ${!state && found.loading && html`<${Waiting}>Reading the state …<//>`}
     ${state && html`<div class=${found.stale ? "stale" : ""}>
-      <table class="scores"><thead><tr><th>Would predict</th><th class="n">probability</th><th class="n">rank</th><th class="n">${state.below === null ? "" : `against ${state.below.split("@")[0]}`}</th></tr></thead>
+      <table><thead><tr><th>Would predict</th><th class="n">probability</th><th class="n">rank</th><th class="n">${state.below === null ? "" : `against ${state.below.split("@")[0]}`}</th></tr></thead>
         <tbody>${state.top.slice(0, 8).map((row) => line(row, name(row)))}
           ${[state.target, state.foil].filter((row) => row && !state.top.slice(0, 8).some((other) => other.id === row.id)).map((row) => line(row, name(row)))}</tbody></table>
       ${state.promoted.length > 0 && html`<p class="soft">What was added since ${state.below.split("@")[0]}, directly in logits:</p>
@@ -190,7 +189,7 @@ function Heads({ route, told, on, onLock }) {
   const edges = useMemo(() => route.edges.filter((e) => e.kind === "head").sort((a, b) => b.weight - a.weight), [route]);
   if (!edges.length) return html`<p class="soft">No head has a part above the threshold.</p>`;
   const most = limit(edges.map((e) => e.signed));
-  return html`<h3>Heads on the route</h3><div class="scroll tall"><table class="scores">
+  return html`<h3>Heads on the route</h3><div class="scroll tall"><table>
     <thead><tr><th>Head</th><th>at ← reads</th><th class="n">share</th><th class="n">to the logit</th></tr></thead>
     <tbody>${edges.slice(0, MOST_ROWS).map((edge) => {
       const [k, q] = positions(edge);

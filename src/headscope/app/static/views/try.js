@@ -89,7 +89,7 @@ export function TryView({ server }) {
     </section>
     ${found.error && html`<${Failure} error=${found.error} />`}
     ${found.loading && !found.value && html`<${Waiting}>${server?.state === "waiting" ? "Loading the model and comparing …" : "Comparing …"}<//>`}
-    ${found.value && !found.error && html`<div class=${found.stale ? "stale" : ""}><${Compared} told=${found.value} edited=${edits.length > 0} /></div>
+    ${found.value && !found.error && html`<div class=${found.stale ? "stale" : ""}><${Compared} told=${found.value} edited=${found.of.edits.some((row) => !row.off)} /></div>
       <${GoingOn} body=${body} />`}
   `;
 }
