@@ -174,7 +174,7 @@ def _edit(**changes: Any) -> str:
         ("cannot be read", '{"format": "headscope-edits", "edits": ['),
         ("is not an edit file", "[]"),
         ("is not an edit file", '{"format": "other"}'),
-        ("has edit format 2", '{"format": "headscope-edits", "format_version": 2, "edits": []}'),
+        ("has edit file format 2", '{"format": "headscope-edits", "format_version": 2, "edits": []}'),
         ("is damaged", '{"format": "headscope-edits", "format_version": 1}'),
         ("is damaged", '{"format": "headscope-edits", "format_version": 1, "edits": [{"op": "zero"}]}'),
         ("no edit 'drop'", _edit(op="drop")),

@@ -92,7 +92,7 @@ def test_a_damaged_edit_file_is_one_sentence(tmp_path: Any, old: str, new: str) 
 def test_a_newer_or_foreign_edit_file_says_so(tmp_path: Any) -> None:
     from headscope.core.errors import FileError
 
-    with pytest.raises(FileError, match="edit format 99"):
+    with pytest.raises(FileError, match="edit file format 99"):
         hs.load_edits(_damage(tmp_path, '"format_version": 1', '"format_version": 99'))
     with pytest.raises(FileError, match="not an edit file"):
         hs.load_edits(_damage(tmp_path, "headscope-edits", "recipe"))

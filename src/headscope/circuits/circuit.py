@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.core.component import Component
 from headscope.core.errors import FileError, UsageError, nearest
-from headscope.core.files import read_json, write_json
+from headscope.core.files import read_document, write_json
 from headscope.model import Model
 from headscope.model.graph import Graph, graph_of
 
@@ -77,11 +77,7 @@ class Circuit:
     @classmethod
     def load(cls, path: str | Path) -> Circuit:
         """Read what `save` wrote. Raises FileError where it is damaged or of a newer version."""
-        document = read_json(path, "circuit")
-        if not isinstance(document, dict) or document.get("format") != "headscope-circuit":
-            raise FileError(f"{path} is not a circuit of headscope.")
-        if document.get("format_version") != FORMAT:
-            raise FileError(f"{path} has circuit format {document.get('format_version')}; this version reads {FORMAT}.")
+        document = read_document(path, "circuit", "circuit", FORMAT)
         given = {key: x for key, x in document.items() if not key.startswith("format")}
         try:
             lists = {key: tuple(map(str, given[key])) for key in ("edges", "neurons")}

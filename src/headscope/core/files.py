@@ -91,6 +91,17 @@ def read_json(path: str | Path, what: str) -> Any:
         raise FileError(f"The {what} {path} cannot be read ({error}); it is damaged or not a JSON file.") from None
 
 
+def read_document(path: str | Path, what: str, name: str, version: int) -> dict[str, Any]:
+    """One of our own JSON documents, which says that it is a `headscope-{name}` of that format version; `what` names it in
+    the error. Raises FileError for anything else."""
+    document = read_json(path, what)
+    if not isinstance(document, dict) or document.get("format") != f"headscope-{name}":
+        raise FileError(f"{path} is not {'an' if what[0] in 'aeiou' else 'a'} {what} of headscope.")
+    if document.get("format_version") != version:
+        raise FileError(f"{path} has {what} format {document.get('format_version')}; this version reads {version}.")
+    return document
+
+
 def _check_writable(path: Path) -> None:
     parent = path.parent
     try:

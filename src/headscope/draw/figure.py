@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.core.errors import FileError, UsageError, nearest
-from headscope.core.files import new_file, read_json
+from headscope.core.files import new_file, read_document
 from headscope.draw import curves, matrix, route
 from headscope.draw.marks import PALETTES, Drawing, Words, cut, plain, wrapped
 from headscope.draw.svg import STYLE, svg
@@ -124,11 +124,7 @@ class Figure:
     @classmethod
     def load(cls, path: str | Path) -> Figure:
         """Read what `save` wrote as `.json`. Raises FileError where it is damaged or of another version."""
-        document = read_json(path, "figure")
-        if not isinstance(document, dict) or document.get("format") != "headscope-figure":
-            raise FileError(f"{path} is not a figure of headscope.")
-        if document.get("format_version") != FORMAT:
-            raise FileError(f"{path} has figure format {document.get('format_version')}; this version reads {FORMAT}.")
+        document = read_document(path, "figure", "figure", FORMAT)
         try:
             found = cls(
                 document["kind"], document["title"], document["data"], document["provenance"], tuple(document["notes"])

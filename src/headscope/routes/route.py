@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.core.errors import FileError, UsageError
-from headscope.core.files import read_json, write_json
+from headscope.core.files import read_document, write_json
 
 FORMAT = 1
 
@@ -124,11 +124,7 @@ class Route:
     @classmethod
     def load(cls, path: str | Path) -> Route:
         """Read what `save` wrote as JSON. Raises FileError where it is damaged or of a newer version."""
-        document = read_json(path, "route")
-        if not isinstance(document, dict) or document.get("format") != "headscope-route":
-            raise FileError(f"{path} is not a route of headscope.")
-        if document.get("format_version") != FORMAT:
-            raise FileError(f"{path} has route format {document.get('format_version')}; this version reads {FORMAT}.")
+        document = read_document(path, "route", "route", FORMAT)
         given = {key: value for key, value in document.items() if not key.startswith("format")}
         try:
             kinds: dict[str, Any] = {"nodes": Node, "edges": Edge, "neurons": Neuron}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headscope.core.component import Component, components
 from headscope.core.errors import FileError, UsageError, nearest
-from headscope.core.files import read_json, write_json
+from headscope.core.files import read_document, write_json
 
 #: the site at which a component of a kind is edited; `layer` skips both of its parts
 SITE = {
@@ -227,11 +227,7 @@ def save_edits(edits: Edit | list[Edit], path: str | Path) -> None:
 
 def load_edits(path: str | Path) -> list[Edit]:
     """Read a file written by `save_edits`. Raises FileError when it is damaged or newer."""
-    document = read_json(path, "edit file")
-    if not isinstance(document, dict) or document.get("format") != "headscope-edits":
-        raise FileError(f"{path} is not an edit file of headscope.")
-    if document.get("format_version") != FORMAT:
-        raise FileError(f"{path} has edit format {document.get('format_version')}; this version reads {FORMAT}.")
+    document = read_document(path, "edit file", "edits", FORMAT)
     try:
         if not isinstance(document["edits"], list):
             raise TypeError("edits is not a list")
