@@ -179,7 +179,10 @@ class TestPrompt:
         page = view(VIEW)
         page.wait_for_selector(GRAPH)
         page.locator(GRAPH).scroll_into_view_if_needed()
-        pixels = "document.querySelector('.route-graph canvas').toDataURL()"
+        # of the middle only: labels are drawn apart
+        pixels = """(() => { const part = document.createElement('canvas');
+          part.getContext('2d').drawImage(document.querySelector('.route-graph canvas'), -60, -30);
+          return part.toDataURL(); })()"""
         at_first = page.evaluate(pixels)
         box = page.locator(GRAPH).bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 120)
@@ -194,6 +197,16 @@ class TestPrompt:
         page.wait_for_function(f"() => {pixels} !== {json.dumps(zoomed)}")
         assert "on" not in query(page), "dragging locks nothing"
         page.get_by_role("button", name="fit").click()
+        page.wait_for_function(f"() => {pixels} === {json.dumps(at_first)}")
+
+    def test_a_wide_route_is_squeezed(self, view: Open) -> None:
+        page = view(f"/prompt?prompt={quote('the store a Mary John ' * 24)}&threshold=0.005")
+        page.wait_for_selector(GRAPH, timeout=120_000)
+        pixels = "document.querySelector('.route-graph canvas').toDataURL()"
+        at_first = page.evaluate(pixels)
+        page.get_by_role("button", name="fit").click()
+        page.wait_for_function(f"() => {pixels} !== {json.dumps(at_first)}")
+        page.get_by_role("button", name="wide").click()
         page.wait_for_function(f"() => {pixels} === {json.dumps(at_first)}")
 
     def test_an_edge_shows_its_heads(self, view: Open, model: Model) -> None:

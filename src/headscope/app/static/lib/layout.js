@@ -20,11 +20,12 @@ export function grouped(route) {
   return [...found.values()];
 }
 
-// `width`, `height`: what there is to fill. Places are in CSS pixels before any zoom, y downwards from 0 at the top layer.
-export function layout(route, width, height) {
+// `width`, `height`: what there is to fill; many tokens go beyond the width unless they are to be squeezed into it. Places
+// are in CSS pixels before any zoom, y downwards from 0 at the top layer.
+export function layout(route, width, height, squeezed) {
   const columns = [...new Set(route.nodes.map((node) => node.position))].sort((a, b) => a - b);
   const layers = 1 + Math.max(0, ...route.nodes.map((node) => node.layer ?? 0));
-  const column = Math.max(26, Math.min(120, width / columns.length));
+  const column = Math.max(squeezed ? 0.5 : 26, Math.min(120, width / columns.length));
   const row = Math.max(9, height / (layers + 0.5));
   const x = new Map(columns.map((p, i) => [p, (i + 0.5) * column]));
   const bottom = (layers + 0.25) * row;

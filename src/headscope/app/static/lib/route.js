@@ -22,13 +22,15 @@ export function RouteGraph({ route, tokens, locked, onLock }) {
   const theme = useTheme();
   const layers = 1 + Math.max(0, ...route.nodes.map((node) => node.layer ?? 0));
   const room = { w: Math.max(60, width - LEFT - 12), h: Math.max(180, Math.min(640, layers * 22)) };
-  const drawing = useMemo(() => layout(route, room.w, room.h), [route, width]);
+  const [squeezed, squeeze] = useState(false);
+  const drawing = useMemo(() => layout(route, room.w, room.h, squeezed), [route, width, squeezed]);
   const LABELS = drawing.columns.some((p) => 7.2 * visible(tokens[p]).length + 8 > drawing.column) ? SLOPED : FLAT;
   const height = TOP + room.h + LABELS;
   const [view, setView] = useState(null); // {k, x, y} of the drawing inside its frame
   const at = view || start(drawing, room);
   const known = useMemo(() => new Map([...drawing.nodes, ...drawing.edges].map((item) => [item.id, item])), [drawing]);
   const most = useMemo(() => signedLimit(route), [route]);
+  const order = useMemo(() => byWeight(drawing.edges), [drawing]);
 
   const toScreen = (x, y) => [LEFT + at.x + x * at.k, TOP + at.y + y * at.k];
 
@@ -60,6 +62,7 @@ export function RouteGraph({ route, tokens, locked, onLock }) {
     setView(to);
     zoom.current?.put(to || start(drawing, room));
   };
+  const fit = (all) => (squeeze(all), put(null));
   const larger = (factor) => zoom.current && put(zoom.current.by(factor, at));
 
   useEffect(() => {
@@ -72,20 +75,25 @@ export function RouteGraph({ route, tokens, locked, onLock }) {
     context.rect(LEFT, 0, width - LEFT, height - LABELS);
     context.clip();
     const rowHeight = drawing.row * at.k;
+    const space = drawing.column * at.k;
     context.globalAlpha = 0.5;
     context.fillStyle = band;
     for (let l = 0; l < drawing.layers; l += 2) context.fillRect(LEFT, toScreen(0, drawing.bottom - (l + 1) * drawing.row)[1], width, rowHeight);
     context.globalAlpha = 1;
-    for (const edge of byWeight(drawing.edges)) {
+    const [left, right, top, bottom] = [-at.x / at.k - 20, (width - LEFT - at.x) / at.k + 20, -at.y / at.k - 40, (height - at.y) / at.k];
+    for (const edge of order) {
+      const last = edge.line.length - 2;
+      const [x0, y0, x1, y1] = [edge.line[0], edge.line[1], edge.line[last], edge.line[last + 1]];
+      if ((x0 < left && x1 < left) || (x0 > right && x1 > right) || y0 < top || y1 > bottom) continue; // out of sight
       const plain = edge.kind === "residual" || edge.kind === "input";
       context.strokeStyle = plain ? grey : shades[edge.signed < 0 ? 1 : 0][Math.round(SHADES * Math.min(1, Math.abs(edge.signed) / most))];
-      context.lineWidth = thickness(edge, at.k);
+      context.lineWidth = thickness(edge, at.k, space);
       context.setLineDash(!plain && edge.signed < 0 ? [5, 3] : []);
-      trace(context, edge.line, toScreen);
+      trace(context, edge.line, at);
       context.stroke();
     }
     context.setLineDash([]);
-    const size = Math.max(1.5, Math.min(5, 2.6 * Math.sqrt(at.k)));
+    const size = Math.max(0.7, Math.min(5, 2.6 * Math.sqrt(at.k), 0.16 * drawing.column * at.k));
     for (const node of drawing.nodes) {
       if (!node.busy) continue;
       const [x, y] = toScreen(node.x, node.y);
@@ -101,8 +109,8 @@ export function RouteGraph({ route, tokens, locked, onLock }) {
       const y = toScreen(0, drawing.bottom - (l + 0.5) * drawing.row)[1];
       if (y > 4 && y < height - LABELS) context.fillText(`L${l}`, 2, y);
     }
-    const space = drawing.column * at.k;
     const step = Math.max(1, Math.ceil(13 / space));
+    context.save();
     context.beginPath();
     context.rect(0, height - LABELS, width, LABELS);
     context.clip();
@@ -123,12 +131,15 @@ export function RouteGraph({ route, tokens, locked, onLock }) {
       }
       context.restore();
     });
+    context.restore();
     if (!performance.getEntriesByName("route-painted").length) performance.mark("route-painted");
   }, [drawing, at.k, at.x, at.y, width, theme]);
 
   useEffect(() => {
     if (!width) return;
     const context = prepared(over.current, width, height);
+    context.save();
+    context.beginPath();
     context.rect(LEFT, 0, width - LEFT, height - LABELS);
     context.clip();
     for (const [id, dash] of [[locked, []], [hovered, [4, 2]]]) {
@@ -137,9 +148,9 @@ export function RouteGraph({ route, tokens, locked, onLock }) {
       context.strokeStyle = variable("--mark");
       context.setLineDash(dash);
       if (item.line) {
-        context.lineWidth = thickness(item, at.k) + 7;
+        context.lineWidth = thickness(item, at.k, drawing.column * at.k) + 7;
         context.globalAlpha = 0.4; // its own colour stays to be seen
-        trace(context, item.line, toScreen);
+        trace(context, item.line, at);
         context.stroke();
         context.globalAlpha = 1;
       } else {
@@ -150,6 +161,7 @@ export function RouteGraph({ route, tokens, locked, onLock }) {
         context.stroke();
       }
     }
+    context.restore();
   }, [drawing, known, hovered, locked, at.k, at.x, at.y, width, theme]);
 
   function find(event) {
@@ -196,7 +208,7 @@ export function RouteGraph({ route, tokens, locked, onLock }) {
       if (found) setHovered(found.id);
     } else if (event.key === "+" || event.key === "=") larger(1.4);
     else if (event.key === "-") larger(1 / 1.4);
-    else if (event.key === "0") put(whole(drawing, room));
+    else if (event.key === "0") fit(true);
     else if (event.key === " " || event.key === "Enter") onLock((told || node).id);
     else return;
     event.preventDefault();
@@ -208,7 +220,8 @@ export function RouteGraph({ route, tokens, locked, onLock }) {
     <div class="zoom">
       <button class="plain small" aria-label="Larger" title="Larger (+)" onClick=${() => larger(1.4)}>+</button>
       <button class="plain small" aria-label="Smaller" title="Smaller (-)" onClick=${() => larger(1 / 1.4)}>−</button>
-      <button class="plain small" title="The whole route (0)" onClick=${() => put(whole(drawing, room))}>fit</button>
+      <button class="plain small" title="The whole route (0)" onClick=${() => fit(true)}>fit</button>
+      ${squeezed && drawing.column < 26 && html`<button class="plain small" onClick=${() => fit(false)}>wide</button>`}
     </div>
     <div class="stack">
       <canvas ref=${base} aria-hidden="true"></canvas>
@@ -224,11 +237,6 @@ export function RouteGraph({ route, tokens, locked, onLock }) {
 // At first the layers fill the height; a route of many tokens shows the end, where the prediction is.
 const start = (drawing, room) => ({ k: 1, x: (room.w - drawing.width) / (drawing.width < room.w ? 2 : 1), y: 0 });
 
-function whole(drawing, room) {
-  const k = Math.min(1, room.w / drawing.width, room.h / drawing.height);
-  return { k, x: (room.w - drawing.width * k) / 2, y: room.h - drawing.height * k };
-}
-
 // Both ends of the colours: most edges within, so that a few huge ones (often at the first token) do not pale the rest.
 export function signedLimit(route) {
   const sizes = route.edges.filter((e) => e.kind !== "residual" && e.kind !== "input").map((e) => Math.abs(e.signed)).sort((a, b) => a - b);
@@ -237,11 +245,13 @@ export function signedLimit(route) {
 
 const byWeight = (edges) => [...edges].sort((a, b) => (a.kind !== "residual") - (b.kind !== "residual") || a.weight - b.weight);
 const GROWTH = { residual: 3, input: 0 };
-const thickness = (edge, k) => (1 + (GROWTH[edge.kind] ?? 9) * Math.min(1, edge.weight)) * Math.max(0.5, Math.min(2, Math.sqrt(k)));
+// `space`: pixels between two tokens; where they are close, thick lines would be one grey field
+const thickness = (edge, k, space) => (1 + (GROWTH[edge.kind] ?? 9) * Math.min(1, edge.weight)) * Math.max(0.5, Math.min(2, Math.sqrt(k))) * Math.max(0.2, Math.min(1, space / 20));
 
-function trace(context, points, toScreen) {
+function trace(context, points, { k, x, y }) {
   context.beginPath();
-  for (let i = 0; i < points.length; i += 2) context[i ? "lineTo" : "moveTo"](...toScreen(points[i], points[i + 1]));
+  context.moveTo(LEFT + x + points[0] * k, TOP + y + points[1] * k);
+  for (let i = 2; i < points.length; i += 2) context.lineTo(LEFT + x + points[i] * k, TOP + y + points[i + 1] * k);
 }
 
 function dot(context, node, x, y, size, { ink, soft, panel }) {
