@@ -128,7 +128,7 @@ class PromptApi:
             proof = prove_routes(
                 seen.model, prompt_of(found), threshold=question.threshold, n_random=N_RANDOM
             ).document()
-            path = session._keep(job.id, "proof", lambda path: write_json(path / "proof.json", proof))
+            path = session.keep(job.id, "proof", lambda path: write_json(path / "proof.json", proof))
             return {"view": _address(question), "question": asdict(question), "proof": proof, "out": path,
                     "verdict": proof["verdict"], "reason": proof["reason"]}  # fmt: skip
 

@@ -94,7 +94,7 @@ class Session:
 
             tell("loading the model", 0, 0)
             atlas = scan(self.model(), methods, seed=seed, progress=tell)
-            path = self._keep(job.id, "atlas", atlas.save)
+            path = self.keep(job.id, "atlas", atlas.save)
             self.atlas = atlas
             return {"view": "/", "out": path}
 
@@ -118,7 +118,7 @@ class Session:
             tell(f"score {method}", 1, 1)  # the last chance to cancel
             atlas = self.need_atlas()
             self.atlas = atlas = replace(atlas, scores={**atlas.scores, method: found})
-            return {"view": f"/?method={method}", "out": self._keep(job.id, "atlas", atlas.save)}
+            return {"view": f"/?method={method}", "out": self.keep(job.id, "atlas", atlas.save)}
 
         job = self.jobs.submit("score", f"Score {method}", work)
         return job.id
@@ -142,14 +142,14 @@ class Session:
             self.atlas = atlas = replace(atlas, verdicts=[*atlas.verdicts, verdict])
             view = f"/head/{verdict.components[0][1:].replace('H', '/')}" if verdict.components else "/"
             return {"view": view, "verdict": verdict.verdict, "reason": verdict.reason,
-                    "out": self._keep(job.id, "atlas", atlas.save)}  # fmt: skip
+                    "out": self.keep(job.id, "atlas", atlas.save)}  # fmt: skip
 
         job = self.jobs.submit(
             "verify", f"Verify {role}" + (f" ({', '.join(map(str, chosen))})" if chosen else ""), work
         )
         return job.id
 
-    def _keep(self, number: int, what: str, save: Callable[[Path], Any]) -> str | None:
+    def keep(self, number: int, what: str, save: Callable[[Path], Any]) -> str | None:
         """Write a finished result at once; nothing that was waited for is lost when the server is killed."""
         if self.out is None:
             return None
