@@ -84,7 +84,7 @@ export function TryView({ server }) {
         <label class="button file">Load edits <input type="file" accept=".json,application/json" aria-label="Load edits from a file" onChange=${load} /></label>
         ${rows.length > 0 && html`<button class="plain small" onClick=${() => put([])}>none</button>`}
       </div>
-      ${!rows.length && html`<p class="soft">Name components as <code>L5H3</code>, <code>L3MLP</code>, <code>L7N1021</code>, several with commas, ranges as <code>L5H0-4</code>, <code>L2-4MLP</code>, <code>L6H*</code>. A saved file is read by <code>hs.load_edits</code>, <code>headscope edit show</code> and <code>headscope edit bake</code>.</p>`}
+      ${!rows.length && html`<p class="soft">Name components as <code>L5H3</code>, <code>L3MLP</code>, <code>L7N1021</code>, several with commas, ranges as <code>L5H0-4</code>, <code>L2-4MLP</code>, <code>L6H*</code>. A saved file is read by <code>hs.load_edits</code>, <code>headscope edit show</code> and <code>headscope edit bake</code> (which writes switched-off and scaled parts into weights; steering has no weight to go to).</p>`}
       ${wrong && html`<${Failure} error=${wrong} />`}
     </section>
     ${found.error && html`<${Failure} error=${found.error} />`}
