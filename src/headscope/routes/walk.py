@@ -133,15 +133,15 @@ class Walk:
 
     def _look(self, layer: int, rows: Tensor) -> dict[str, Any]:
         """The layer again, for the attention rows (and neurons) of the reached positions."""
-        captures = [Capture("pattern", [layer], lambda x, _: x[0][:, rows].to(self.double))]
+        captures = [Capture("pattern", [layer], lambda x, _: x[0].to(self.double))]
         stream = self.run["resid_pre", layer]
         if not self.n_neurons:
-            return self.calls.again(layer, stream, captures)
+            return self.calls.again(layer, stream, captures, rows)
         if self.model.anatomy.blocks[layer].down is not None:
             captures.append(Capture("neuron", [layer], lambda x, _: x[0][rows].to(self.double)))
-            return self.calls.again(layer, stream, captures)
+            return self.calls.again(layer, stream, captures, rows)
         with routing(self.model, layer) as routed:
-            return {**self.calls.again(layer, stream, captures), "routed": routed, "rows": rows}
+            return {**self.calls.again(layer, stream, captures, rows), "routed": routed, "rows": rows}
 
     def _fixed(self, y: Tensor, parts: Tensor) -> Tensor:
         none = y.new_zeros(len(y), 0)

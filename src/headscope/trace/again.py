@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from headscope.model import Model
-from headscope.trace.hooks import Capture, Pass
+from headscope.trace.hooks import INSIDE, Capture, Pass
+
+
+class _Seen(Exception):
+    """Everything that was asked of a layer has been seen."""
+
+
+def _stop(*_: Any) -> None:
+    raise _Seen
 
 
 @dataclass(eq=False)
@@ -22,17 +30,27 @@ class Calls:
     made: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
     @torch.no_grad()
-    def again(self, layer: int, resid_pre: Tensor, captures: Iterable[Capture]) -> dict[str, Any]:
-        """What `captures` keep of a layer, site → value, for the stream [batch, pos, d_model] that it was given."""
-        working = Pass(self.model, list(captures), [])
+    def again(
+        self, layer: int, resid_pre: Tensor, captures: Iterable[Capture], queries: Tensor | None = None
+    ) -> dict[str, Any]:
+        """What `captures` keep of a layer, site → value, for the stream [batch, pos, d_model] that it was given.
+
+        `queries` [n]: the only ones whose attn_scores and pattern are formed, all by default.
+        """
+        working = Pass(self.model, list(captures), [], queries=queries)
         working.where.note((resid_pre.shape[0], resid_pre.shape[1]))
         args, kwargs = self.made[layer]
         if "hidden_states" in kwargs:
             kwargs = {**kwargs, "hidden_states": resid_pre}
         else:
             args = (resid_pre, *args[1:])
-        with working.installed():
-            self.model.anatomy.blocks[layer].block(*args, **kwargs)
+        part = self.model.anatomy.blocks[layer]
+        with working.installed(), ExitStack() as stack:
+            if {capture.site for capture in working.captures} <= INSIDE:
+                handle = part.attn.register_forward_hook(_stop)
+                stack.callback(handle.remove)
+                stack.enter_context(suppress(_Seen))
+            part.block(*args, **kwargs)
         return {site: layers[layer] for site, layers in working.stored.items()}
 
 

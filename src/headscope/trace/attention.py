@@ -30,11 +30,16 @@ Visit = Callable[[str, Tensor], Tensor]
 class AttentionTap(TorchFunctionMode):
     """Calls `visit` for the sites q, k, v, attn_scores, pattern in `sites` of one attention module's forward pass.
 
-    `edited` says whether any of them may change; if not, the model's own result is returned as it is.
+    `edited` says whether any of them may change; if not, the model's own result is returned as it is, and `queries`
+    [n] may name the only ones whose attn_scores and pattern are wanted.
     """
 
-    def __init__(self, n_heads: int, n_kv_heads: int, d_head: int, sites: set[str], edited: set[str], visit: Visit):
+    def __init__(
+        self, n_heads: int, n_kv_heads: int, d_head: int, sites: set[str], edited: set[str], visit: Visit,
+        queries: Tensor | None = None,
+    ):  # fmt: skip
         super().__init__()
+        self.queries = queries
         self.n_heads, self.n_kv_heads, self.d_head = n_heads, n_kv_heads, d_head
         self.sites, self.edited, self._visit = sites, edited, visit
         self.seen = False
@@ -56,6 +61,10 @@ class AttentionTap(TorchFunctionMode):
     def _four(self, x: Tensor) -> Tensor:
         """[batch·head, a, b] → [batch, head, a, b]; four axes stay as they are."""
         return x if x.ndim == 4 else x.view(-1, self.n_heads, *x.shape[1:])
+
+    def _asked(self, x: Tensor) -> Tensor:
+        """[…, query, n] at the queries that are wanted."""
+        return x if self.queries is None else x[..., self.queries, :]
 
     def _heads(self, site: str, x: Tensor) -> Tensor:
         """Visit q, k or v given as [batch, head, pos, d_head]; returns them in the same form."""
@@ -81,11 +90,13 @@ class AttentionTap(TorchFunctionMode):
         query, key, value = self._heads("q", query), self._heads("k", key), self._heads("v", value)
         if self.sites & {"attn_scores", "pattern"}:
             full = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-            scores = query @ full.transpose(-1, -2) * (self.d_head**-0.5 if scale is None else scale)
+            scores = self._asked(query) @ full.transpose(-1, -2) * (self.d_head**-0.5 if scale is None else scale)
             if is_causal:
-                allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-                scores = scores.masked_fill(~allowed, float("-inf"))
+                number = torch.arange(full.shape[2], device=scores.device)
+                query_number = self._asked(torch.arange(query.shape[2], device=scores.device)[:, None])
+                scores = scores.masked_fill(number > query_number, float("-inf"))
             if attn_mask is not None:
+                attn_mask = attn_mask if attn_mask.shape[-2] == 1 else self._asked(attn_mask)
                 hidden = attn_mask.dtype == torch.bool
                 scores = scores.masked_fill(~attn_mask, float("-inf")) if hidden else scores + attn_mask
             if "attn_scores" in self.sites:
@@ -122,7 +133,7 @@ class AttentionTap(TorchFunctionMode):
     def _softmax(self, func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         self.seen, self._stage = True, "mix"
         if "attn_scores" in self.sites:
-            scores = self._visit("attn_scores", self._four(args[0]))
+            scores = self._visit("attn_scores", self._asked(self._four(args[0])))
             if "attn_scores" in self.edited:
                 args[0] = scores.reshape(args[0].shape)
         pattern = func(*args, **kwargs)
@@ -130,7 +141,7 @@ class AttentionTap(TorchFunctionMode):
             pattern = pattern.masked_fill(_blind(args[0]), 0.0)
         if "pattern" in self.sites:
             # eager code often takes the softmax in float32 and casts back before the product
-            made = self._visit("pattern", self._four(pattern).to(args[0].dtype))
+            made = self._visit("pattern", self._asked(self._four(pattern)).to(args[0].dtype))
             if "pattern" in self.edited:
                 pattern = made.reshape(pattern.shape)
         return pattern

@@ -42,7 +42,8 @@ SITES = {
 }
 _ACTIVE: WeakKeyDictionary[nn.Module, list[Pass]] = WeakKeyDictionary()
 _LOCK = threading.Lock()
-_INSIDE = {"q", "k", "v", "attn_scores", "pattern"}
+#: what attention makes while it runs, before anything of it is written
+INSIDE = {"q", "k", "v", "attn_scores", "pattern"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,8 @@ class Pass:
     """What one or more forward passes read and change; `stored[site][layer]` holds what was captured.
 
     `slots`: for several sets of edits in one pass, which the batch holds one after the other, the set of each edit; a
-    set then sees its own `rows_a_slot` rows as if they were the whole batch.
+    set then sees its own `rows_a_slot` rows as if they were the whole batch. `queries` [n]: without edits, the only ones
+    whose attn_scores and pattern are formed.
     """
 
     model: Model
@@ -182,6 +184,7 @@ class Pass:
     where: Where = field(default_factory=Where)
     slots: list[int] | None = None
     rows_a_slot: int = 0
+    queries: Tensor | None = None
     thread: int = field(default_factory=threading.get_ident)
 
     def __post_init__(self) -> None:
@@ -374,7 +377,7 @@ class Pass:
         for which in ("q", "k"):
             if self._wants(f"{which}_pre", layer):
                 self._on_projection(which, layer)
-        if inside := {site for site in _INSIDE if self._wants(site, layer)}:
+        if inside := {site for site in INSIDE if self._wants(site, layer)}:
             self._tap(layer, inside)
 
     def _on_input(
@@ -450,7 +453,7 @@ class Pass:
         def enter(_: nn.Module, args: Any) -> None:
             tap = AttentionTap(
                 anatomy.n_heads, anatomy.n_kv_heads, anatomy.d_head, sites, edited,
-                lambda site, x: self._visit(site, layer, x),
+                lambda site, x: self._visit(site, layer, x), self.queries,
             )  # fmt: skip
             self._taps.append(tap)
             tap.__enter__()
