@@ -1,4 +1,4 @@
-"""`python -m benchmarks [trace memory import sweep circuits scan]`: measure, write the results and the page."""
+"""`python -m benchmarks [trace memory import sweep routes circuits scan]`: measure, write the results and the page."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ NAMES = {
     "memory": "memory",
     "import": "imports",
     "sweep": "sweep",
+    "routes": "routes",
     "circuits": "circuits",
     "scan": "scan",
 }

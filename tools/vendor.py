@@ -1,6 +1,6 @@
 """Fetch the page's JavaScript libraries from the npm registry, at pinned versions with known sha256.
 
-    python tools/vendor.py            write src/headscope/app/static/vendor/
+    python tools/vendor.py            write src/headscope/page/static/vendor/
     python tools/vendor.py --check    only compare what is there with the pins (no network)
 
 Needs `npm` to fetch. The files are taken as they are published; nothing is built or changed.
@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "src" / "headscope" / "app" / "static" / "vendor"
+FOLDER = Path(__file__).parents[1] / "src" / "headscope" / "page" / "static" / "vendor"
 LIST = "vendor.json"
 
 

@@ -150,7 +150,7 @@ def _question(given: dict[str, Any]) -> Question:
 
 
 def _address(q: Question) -> str:
-    """The view of a question; see static/views/prompt.js."""
+    """The view of a question; see page/static/views/prompt.js."""
     foil = "none" if q.foil == -1 else q.foil
     named = {
         "prompt": q.prompt, "more": ".".join(map(str, q.more)) or None, "pos": q.position, "target": q.target, "foil": foil,

@@ -26,29 +26,13 @@ from headscope.app.try_api import TryApi
 from headscope.app.wire import as_json, as_matrix
 from headscope.core.errors import HeadscopeError, UsageError
 from headscope.core.registry import methods
+from headscope.page import STATIC, files, page
 from headscope.verify import ROLES
 
-STATIC = Path(__file__).parent / "static"
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".json": "application/json"}
 IMPORT_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
-#: modules that load when they are needed: the libraries for charts
-LAZY = {"lib/plot.js"}
 #: the style sheet of a few rules that Observable Plot puts into every chart of class "plot"
 PLOT_STYLE = "sha256-+TfQir1nvDucAdvE6XUQBt4ayUjpAWkbw2kCdSfekHM="
-
-
-@cache
-def page() -> str:
-    """The one HTML file, which all addresses of views show; it names all modules, so that they load at once."""
-    modules = sorted(name for name in files() if name.startswith(("lib/", "views/")))
-    links = [f'<link rel="modulepreload" href="/static/{module}">' for module in modules if module not in LAZY]
-    return (STATIC / "index.html").read_text(encoding="utf-8").replace("<!-- modules -->", "\n".join(links))
-
-
-@cache
-def files() -> frozenset[str]:
-    """Names of all files of the page."""
-    return frozenset(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
 
 
 @cache

@@ -140,6 +140,7 @@ class Walk:
         if self.model.anatomy.blocks[layer].down is not None:
             captures.append(Capture("neuron", [layer], lambda x, _: x[0][rows].to(self.double)))
             return self.calls.again(layer, stream, captures, rows)
+        captures.append(Capture("mlp_out", [layer], lambda *_: None))  # the layer must come to its experts
         with routing(self.model, layer) as routed:
             return {**self.calls.again(layer, stream, captures, rows), "routed": routed, "rows": rows}
 
