@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from headscope import circuits
 from headscope.circuits import Circuit
 from headscope.circuits.controls import random_like
 from headscope.circuits.run import evaluate
+from headscope.core.component import Component
 from headscope.core.errors import FileError, NotApplicable, UsageError
 from headscope.core.files import write_json
 from headscope.model import Model
@@ -205,15 +207,35 @@ def test_heads_shared_by_chance_are_told_from_reuse(tiny: Model) -> None:
     def of(*heads: str) -> Circuit:
         return circuit_like(tiny, {f"{h}->logits" for h in heads})
 
-    same = circuits.overlap(tiny, of("L0H1", "L1H2", "L2H0"), of("L0H1", "L1H2", "L2H0"), draws=4000)
-    assert same.jaccard == same.share == 1.0 and same.p == pytest.approx(1 / 64, abs=0.006)
-    apart = circuits.overlap(tiny, of("L0H1", "L1H2"), of("L0H0", "L1H3", "L2H0"), draws=500)
+    same = circuits.overlap(tiny, of("L0H1", "L1H2", "L2H0"), of("L0H1", "L1H2", "L2H0"))
+    assert same.jaccard == same.share == 1.0 and same.p == pytest.approx(1 / 64)
+    apart = circuits.overlap(tiny, of("L0H1", "L1H2"), of("L0H0", "L1H3", "L2H0"))
     assert apart.shared == () and apart.p == 1.0 and apart.n_b == 3
     # all heads of a layer are shared by whoever takes all of them
     full = of(*(f"L1H{h}" for h in range(4)))
-    assert circuits.overlap(tiny, full, full, draws=200).p == 1.0
+    assert circuits.overlap(tiny, full, full).p == 1.0
+    # in layers that only one of them uses nothing can be shared
+    assert circuits.overlap(tiny, of("L0H0"), of("L1H0")).expected == 0.0
     with pytest.raises(UsageError, match="without heads"):
         circuits.overlap(tiny, of("L0H1"), circuit_like(tiny, {"E->logits"}))
+
+
+@pytest.mark.parametrize(
+    ("other", "shared"),
+    [(["L0H0", "L0H1", "L1H0"], 3), (["L0H1", "L0H2", "L1H0"], 2), (["L0H2", "L0H3", "L1H1"], 0)],
+)
+def test_an_overlap_by_chance_counted_by_hand(tiny: Model, other: list[str], shared: int) -> None:
+    """Two layers of four heads: 2 and 1 of each circuit, all random circuits counted."""
+    counts = np.zeros(4)
+    for pair in combinations(range(4), 2):
+        for one in range(4):
+            counts[len({0, 1} & set(pair)) + (one == 0)] += 1
+    counts /= counts.sum()
+    found = circuits.overlap(tiny, *([Component.parse(h) for h in heads] for heads in (["L0H0", "L0H1", "L1H0"], other)))
+    assert len(found.shared) == shared
+    assert found.expected == pytest.approx(counts @ np.arange(4), abs=1e-12)
+    assert found.chance == pytest.approx(counts @ (np.arange(4) / (6 - np.arange(4))), abs=1e-12)
+    assert found.p == pytest.approx(counts[shared:].sum(), abs=1e-12)
 
 
 def test_a_circuit_is_saved_and_read_again(tiny: Model, tmp_path: Path) -> None:

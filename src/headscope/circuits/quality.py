@@ -19,6 +19,7 @@ from torch import Tensor
 from headscope.circuits.circuit import BY, Circuit, pruned, top_edges, values_of
 from headscope.circuits.run import Progress, Values, evaluate
 from headscope.core.errors import NotApplicable, UsageError
+from headscope.core.scores import auroc
 from headscope.model import Model
 from headscope.model.graph import Graph
 from headscope.sweep.metrics import Metric
@@ -202,8 +203,6 @@ def _nodes(graph: Graph, kept: Tensor) -> list[int]:
 def edge_auroc(scores: xr.DataArray, truth: Iterable[str] | xr.DataArray, *, by: str = "abs") -> float:
     """How well scores tell the edges of a known circuit from the others: the probability that one of them stands higher,
     ties half. `truth`: the names of its edges, or a boolean array of the same dims."""
-    from scipy.stats import rankdata
-
     values = np.abs(scores.values) if by == "abs" else scores.values
     if hasattr(truth, "dims"):
         known = np.asarray(truth.values, dtype=bool)  # type: ignore[union-attr]
@@ -215,12 +214,7 @@ def edge_auroc(scores: xr.DataArray, truth: Iterable[str] | xr.DataArray, *, by:
             if source not in senders or target not in receivers:
                 raise UsageError(f"The scores have no edge {name}.")
             known[senders.index(source), receivers.index(target)] = True
-    there = ~np.isnan(values)
-    positive, ranks = known[there], rankdata(values[there])
-    n, m = int(positive.sum()), int((~positive).sum())
-    if not n or not m:
-        raise UsageError("An AUROC needs edges in the circuit and edges outside it.")
-    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * m))
+    return auroc(values, known)
 
 
 __all__ = ["Completeness", "Curve", "completeness", "curve", "edge_auroc", "enough_edges", "faithfulness", "minimality"]

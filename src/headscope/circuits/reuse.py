@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headscope.circuits.circuit import Circuit
-from headscope.core.component import Component, head
+from headscope.core.component import Component
 from headscope.core.errors import UsageError
 from headscope.model import Model
 
@@ -16,8 +16,8 @@ from headscope.model import Model
 class Overlap:
     """Heads that two circuits share. `jaccard`: shared of all in either; `share`: shared of the smaller circuit's.
 
-    `chance`: the mean Jaccard of random heads, as many in each layer as either circuit has; `p`: how often these share as
-    many, one-sided.
+    Of random heads, as many in each layer as either circuit has: `expected`, how many they share on average; `chance`,
+    their mean Jaccard; `p`, the probability that they share as many. All three are exact.
     """
 
     shared: tuple[str, ...]
@@ -25,37 +25,34 @@ class Overlap:
     n_b: int
     jaccard: float
     share: float
+    expected: float
     chance: float
     p: float
 
 
-def overlap(model: Model, a: Circuit, b: Circuit, *, draws: int = 10_000, seed: int = 0) -> Overlap:
+def overlap(model: Model, a: Circuit | Iterable[Component], b: Circuit | Iterable[Component]) -> Overlap:
     """How many heads two circuits share, against random heads matched by layer (component reuse, Merullo et al. 2024).
 
-    Raises UsageError for a circuit without heads.
+    A circuit may be given as its heads. Raises UsageError for a circuit without heads.
     """
-    first, second = set(a.heads()), set(b.heads())
+    import numpy as np
+    from scipy.stats import hypergeom
+
+    first, second = (set(x.heads() if isinstance(x, Circuit) else x) for x in (a, b))
     if not first or not second:
         raise UsageError("A circuit without heads shares none.")
-    n_heads, rng = model.anatomy.n_heads, random.Random(seed)
-    seen = len(first & second)
-    random_shares = []
-    at_least = 0
-    for _ in range(draws):
-        x, y = _drawn(first, n_heads, rng), _drawn(second, n_heads, rng)
-        random_shares.append(len(x & y) / len(x | y))
-        at_least += len(x & y) >= seen
+    of_a, of_b = (Counter(c.layer for c in heads) for heads in (first, second))
+    distribution = np.ones(1)  # of the number that random heads share: layers are independent
+    for layer in of_a.keys() & of_b.keys():
+        here = hypergeom(model.anatomy.n_heads, of_a[layer], of_b[layer])
+        distribution = np.convolve(distribution, here.pmf(np.arange(min(of_a[layer], of_b[layer]) + 1)))
+    numbers, together, seen = np.arange(len(distribution)), len(first) + len(second), len(first & second)
     return Overlap(
         shared=tuple(str(c) for c in sorted(first & second)), n_a=len(first), n_b=len(second),
-        jaccard=seen / len(first | second), share=seen / min(len(first), len(second)),
-        chance=sum(random_shares) / draws, p=(1 + at_least) / (1 + draws),
+        jaccard=seen / (together - seen), share=seen / min(len(first), len(second)),
+        expected=float(distribution @ numbers), chance=float(distribution @ (numbers / (together - numbers))),
+        p=float(min(1.0, distribution[seen:].sum())),
     )  # fmt: skip
-
-
-def _drawn(heads: set[Component], n_heads: int, rng: random.Random) -> set[Component]:
-    """Random heads, as many in each layer."""
-    counts = Counter(c.layer for c in heads)
-    return {head(layer, h) for layer, n in sorted(counts.items()) for h in rng.sample(range(n_heads), n)}
 
 
 __all__ = ["Overlap", "overlap"]

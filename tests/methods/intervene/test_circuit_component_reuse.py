@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import combinations
-from math import comb
 
 import numpy as np
 import pytest
@@ -13,29 +11,11 @@ import torch
 import headscope as hs
 from headscope.core.component import head
 from headscope.core.errors import NotApplicable, UsageError
-from headscope.methods.intervene.circuit_component_reuse import CircuitComponentReuse, circuit, jobs, look, overlap
+from headscope.methods.intervene.circuit_component_reuse import CircuitComponentReuse, circuit, jobs, look
 from headscope.model import Model
 from headscope.tasks import Prompts, make
 
 METHOD = "circuit-component-reuse"
-
-
-def test_an_overlap_with_a_chance_counted_by_hand() -> None:
-    """Two layers of four heads: 2 and 1 of each circuit, all random circuits counted."""
-    a = [head(0, 0), head(0, 1), head(1, 0)]
-    counts = np.zeros(4)
-    for pair in combinations(range(4), 2):
-        for one in range(4):
-            counts[len({0, 1} & set(pair)) + (one == 0)] += 1
-    counts /= counts.sum()
-    for b, shared in (([head(0, 0), head(0, 1), head(1, 0)], 3), ([head(0, 1), head(0, 2), head(1, 0)], 2),
-                      ([head(0, 2), head(0, 3), head(1, 1)], 0)):  # fmt: skip
-        found = overlap(a, b, 4)
-        assert found[0] == shared
-        np.testing.assert_allclose(found[1:], (counts @ np.arange(4), counts[shared:].sum()), rtol=0, atol=1e-12)
-    assert overlap(a, a, 4)[2] == pytest.approx(1 / (comb(4, 2) * 4))
-    # in layers that only one of them uses nothing can be shared
-    assert overlap([head(0, 0)], [head(1, 0)], 4) == (0, 0.0, 1.0)
 
 
 def _form(model: Model, reverse: bool, n: int = 8) -> Prompts:
@@ -60,7 +40,8 @@ def test_two_tasks_of_one_circuit_share_its_heads(induction: Model, monkeypatch:
     monkeypatch.setattr("headscope.methods.intervene.circuit_component_reuse.LEAST", 2)
     first, second = (circuit(induction, _form(induction, reverse)) for reverse in (False, True))
     assert first == second == [head(1, 2), head(1, 3)]
-    assert overlap(first, second, 4) == (2, 1.0, pytest.approx(1 / 6))
+    seen = hs.circuits.overlap(induction, first, second)
+    assert seen.shared == ("L1H2", "L1H3") and seen.expected == 1.0 and seen.p == pytest.approx(1 / 6)
 
 
 def test_a_head_whose_look_is_lost_gets_it_back(induction: Model) -> None:

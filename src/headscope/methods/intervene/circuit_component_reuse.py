@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headscope.circuits.reuse import overlap
 from headscope.core.component import Component, components
 from headscope.core.controls import matched_sets
 from headscope.core.errors import NotApplicable, UsageError
@@ -94,7 +95,7 @@ class CircuitComponentReuse(InterveneMethod):
         first, second = circuit(model, source), circuit(model, target)
         if len(first) < 2:
             raise NotApplicable(f"{model.name} has too few heads to compare circuits.")
-        shared, expected, p = overlap(first, second, model.anatomy.n_heads)
+        seen = overlap(model, first, second)
         chosen = self._jobs(model, source, first)
         # random heads of the same layers take over the same jobs
         sets, _ = matched_sets(first, model.anatomy.n_layers, model.anatomy.n_heads, 8, seed)
@@ -105,9 +106,9 @@ class CircuitComponentReuse(InterveneMethod):
         accuracy = sweep(model, held_out, plan, "accuracy").mean("prompt").values
         figures = {
             "heads of a circuit": float(len(first)),
-            "shared heads": float(shared),
-            "shared heads of random circuits (mean)": expected,
-            "p of the overlap": p,
+            "shared heads": float(len(seen.shared)),
+            "shared heads of random circuits (mean)": seen.expected,
+            "p of the overlap": seen.p,
             "heads forced": float(len(chosen)),
             "accuracy": float(accuracy[0]),
             "accuracy, heads forced": float(accuracy[1]),
@@ -116,7 +117,7 @@ class CircuitComponentReuse(InterveneMethod):
             "logit difference, heads forced": float(difference[1]),
             "logit difference, random heads forced (highest)": float(difference[2:].max()),
         }
-        shown = p < 0.01 and difference[1] > max(difference[0], difference[2:].max()) and accuracy[1] > accuracy[0]
+        shown = seen.p < 0.01 and difference[1] > max(difference[0], difference[2:].max()) and accuracy[1] > accuracy[0]
         return Check(
             bool(shown),
             figures,
@@ -137,22 +138,6 @@ def circuit(model: Model, prompts: Prompts) -> list[Component]:
     low = clean(model, twin, metric).double().cpu().numpy()
     effect = abs((sweep(model, twin, [edits[i] for i in screened], metric).values - low).mean(1))
     return [units[screened[i]] for i in (-effect).argsort(kind="stable")[:size]]
-
-
-def overlap(a: list[Component], b: list[Component], n_heads: int) -> tuple[int, float, float]:
-    """Heads that two circuits share, how many random circuits with as many heads in each layer would share on average,
-    and the chance that these share at least as many (exact)."""
-    import numpy as np
-    from scipy.stats import hypergeom
-
-    distribution = np.ones(1)
-    for layer in {c.layer for c in a} & {c.layer for c in b}:
-        of_a, of_b = (sum(c.layer == layer for c in heads) for heads in (a, b))
-        here = hypergeom(n_heads, of_a, of_b).pmf(np.arange(min(of_a, of_b) + 1))
-        distribution = np.convolve(distribution, here)
-    shared = len(set(a) & set(b))
-    mean = float(distribution @ np.arange(len(distribution)))
-    return shared, mean, float(min(1.0, distribution[shared:].sum()))
 
 
 def jobs(model: Model, prompts: Prompts, heads: list[Component]) -> dict[Component, str]:
