@@ -109,10 +109,8 @@ class InformationFlowRoutes(AttributeMethod):
             figures[f"AUROC of the {k} best heads of {method}"] = found
             figures[f"p of that, {method}"] = float((1 + sum(x >= found for x in null)) / 2001)
         figures |= _kept(model, make_task("ioi", model, 6, seed), self.threshold, seed)
-        aurocs = [value for name, value in figures.items() if name.startswith("AUROC")]
-        shown = (
-            min(aurocs) > 0.75 and figures["logit difference, route"] > figures["logit difference, best random route"]
-        )
+        apart = all(value < 0.05 for name, value in figures.items() if name.startswith("p of"))
+        shown = apart and figures["logit difference, route"] > figures["logit difference, best random route"]
         return Check(
             bool(shown), figures,
             "shown if both kinds of heads weigh more than others (p < 0.05 by permutation) and the routes keep more of the "
