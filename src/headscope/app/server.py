@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 
-from headscope.app import summary
 from headscope.app.asking import Busy, ask, body, field, place, session_of
 from headscope.app.guard import Guard
 from headscope.app.jobs import sentence
@@ -27,6 +26,7 @@ from headscope.app.wire import as_json, as_matrix
 from headscope.core.errors import HeadscopeError, UsageError
 from headscope.core.registry import methods
 from headscope.page import STATIC, files, page
+from headscope.report import answers
 from headscope.verify import ROLES
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".json": "application/json"}
@@ -131,22 +131,22 @@ async def _state(request: Request) -> Response:
 
 async def _atlas(request: Request) -> Response:
     atlas = session_of(request).atlas
-    return as_json(None if atlas is None else summary.summary(atlas))
+    return as_json(None if atlas is None else answers.summary(atlas))
 
 
 async def _scores(request: Request) -> Response:
-    scores = summary.scores_of(session_of(request).need_atlas(), request.path_params["method"])
+    scores = answers.scores_of(session_of(request).need_atlas(), request.path_params["method"])
     return as_matrix(scores.values, "float32")
 
 
 async def _agreement(request: Request) -> Response:
     x, y = (request.query_params.get(name, "") for name in ("x", "y"))
-    return as_json(summary.agreement(session_of(request).need_atlas(), x, y))
+    return as_json(answers.agreement(session_of(request).need_atlas(), x, y))
 
 
 async def _head(request: Request) -> Response:
     at = request.path_params
-    return as_json(summary.head(session_of(request).need_atlas(), at["layer"], at["head"]))
+    return as_json(answers.head(session_of(request).need_atlas(), at["layer"], at["head"]))
 
 
 # questions to the model

@@ -1,33 +1,15 @@
-"""How numbers travel to the page: JSON, and for matrices a JSON head followed by their raw values.
-
-`uint32 length of the JSON (little endian) | JSON, padded with spaces to a multiple of 4 | values`; the JSON has `shape`
-and `dtype` (float32 or float16).
-"""
+"""Answers to the page as responses."""
 
 from __future__ import annotations
 
-import json
-import math
-import struct
 from typing import Any
 
 import numpy as np
 from starlette.responses import JSONResponse, Response
 
+from headscope.page.wire import finite, matrix
+
 MEDIA = "application/octet-stream"
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN: what was not measured is null."""
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def as_json(document: Any, status: int = 200) -> Response:
@@ -37,7 +19,4 @@ def as_json(document: Any, status: int = 200) -> Response:
 
 def as_matrix(values: np.ndarray, dtype: str, **head: Any) -> Response:
     """A matrix with what else there is to say about it."""
-    data = np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<"))
-    text = json.dumps(finite({**head, "shape": list(values.shape), "dtype": dtype}), allow_nan=False).encode()
-    text += b" " * (-len(text) % 4)
-    return Response(struct.pack("<I", len(text)) + text + data.tobytes(), media_type=MEDIA)
+    return Response(matrix(values, dtype, **head), media_type=MEDIA)

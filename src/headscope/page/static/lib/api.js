@@ -1,4 +1,4 @@
-// Questions to the server: JSON, and matrices as raw numbers behind a JSON head (see app/wire.py).
+// Questions to the server: JSON, and matrices as raw numbers behind a JSON head (see page/wire.py).
 import { useEffect, useState } from "./ui.js";
 
 export class Refused extends Error {}
