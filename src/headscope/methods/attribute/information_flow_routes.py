@@ -43,7 +43,7 @@ class InformationFlowRoutes(AttributeMethod):
     Does not show: suppression (a part that opposes or overshoots the sum counts as nothing), why heads look where they
     look, nor what happens without a head: `hs.prove_routes` cuts all but the route for that.
 
-    Cost: one forward pass a prompt and each layer once more; of the head edges a few percent are looked at.
+    Cost: one forward pass a prompt and the attention of each layer once more; of the head edges a few percent are looked at.
 
     Paper and differences: Ferrando & Voita 2024. Future keys are no parts; biases are a part of their own; where nothing
     is above τ the nearest part is kept.
@@ -58,7 +58,7 @@ class InformationFlowRoutes(AttributeMethod):
         claim="On repeated text the routes go through the known induction and previous-token heads, and what is on a route "
         "keeps the prediction better than random routes of the same size.",
         higher_means="more of the route goes through it",
-        cost="2 forward passes a prompt",
+        cost="1.5 forward passes a prompt",
         needs=("causal", "pattern", "logits", "tokens"),
         dims=("prompt", "layer", "head"),
     )

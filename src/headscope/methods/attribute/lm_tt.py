@@ -39,7 +39,7 @@ class LmTt(AttributeMethod):
 
     Does not show: suppression, which the rule counts as nothing; any effect of taking a head away.
 
-    Cost: one forward pass a prompt and each layer once more.
+    Cost: one forward pass a prompt and the attention of each layer once more.
 
     Paper and differences: Tufanov et al. 2024 (the LM Transparency Tool). Parallel blocks, norms after parts and experts
     are handled; keys after the query are no parts. Its graph and its neurons are `hs.routes(…, neurons=20)`.
@@ -53,7 +53,7 @@ class LmTt(AttributeMethod):
         claim="Shares sum to 1, the thresholded graph holds few of the edges, and zeroing the heads in it hurts the prediction "
         "more than zeroing as many heads of the same layers outside it.",
         higher_means="a larger share of the stream at the predicting position",
-        cost="2 forward passes a prompt",
+        cost="1.5 forward passes a prompt",
         needs=("causal", "pattern", "logits", "tokens"),
         dims=("prompt", "layer", "head"),
     )
