@@ -20,7 +20,7 @@ from headscope.verify import ROLES
 HERE = Path(__file__).parent
 CHECKS = HERE / "checks.json"
 KINDS = {
-    "score": ("Score: a number for every head", 'hs.score(model, "{id}")', "headscope score MODEL {id}"),
+    "score": ("Score: a number for every head or neuron", 'hs.score(model, "{id}")', "headscope score MODEL {id}"),
     "attribute": ("Attribute: contributions to given answers", 'hs.attribute(model, "{id}", prompts)', ""),
     "intervene": ("Intervene: what to change, as edits", 'hs.intervene(model, "{id}")', ""),
     "compress": ("Compress: what to drop, as a plan", 'hs.plan(model, "{id}", budget=0.2)', ""),

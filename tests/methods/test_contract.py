@@ -134,6 +134,12 @@ def _needs(spec: MethodSpec) -> set[str]:
     return set(spec.info.get("needs", ()))
 
 
+def _sizes(model: Model, name: str) -> dict[str, int]:
+    """Of the scores that a method declares."""
+    units = {"layer": 3, "head": 4, "neuron": model.anatomy.d_mlp}
+    return {dim: units[dim] for dim in METHODS[name].info.get("dims", ("layer", "head"))}
+
+
 def _score(model: Model, name: str, **options: Any) -> Any:
     """The scores, or the sentence that says why there are none."""
     try:
@@ -207,7 +213,7 @@ def test_an_encoder_gets_a_score_or_a_sentence(name: str) -> None:
         result = hs.check(_bert(), name)
         assert (result["verdict"], result["reason"]) == ("not testable", str(caught.value))
     else:
-        assert hs.score(_bert(), name).sizes == {"layer": 3, "head": 4}
+        assert hs.score(_bert(), name).sizes == _sizes(_bert(), name)
         assert hs.check(_bert(), name)["verdict"] in ("shown", "not shown")
 
 
@@ -220,25 +226,30 @@ def test_without_a_tokenizer_a_sentence(tiny: Model, name: str) -> None:
 
 
 def _swapped(model: Model) -> Model:
-    """A copy with the two kv groups of layer 1 (kv heads 0 and 1, query heads 01 and 23) in the other order."""
+    """A copy with the two kv groups of layer 1 (kv heads 0 and 1, query heads 01 and 23) in the other order, and each
+    neuron in the place of the next.
+    """
     twin = copy.deepcopy(model.hf)
-    attn = twin.model.layers[1].self_attn
+    attn, mlp = twin.model.layers[1].self_attn, twin.model.layers[1].mlp
     with torch.no_grad():
         for part in (attn.q_proj, attn.k_proj, attn.v_proj):
             part.weight.copy_(part.weight.roll(part.weight.shape[0] // 2, 0))
         attn.o_proj.weight.copy_(attn.o_proj.weight.roll(16, 1))
+        for part in (mlp.gate_proj, mlp.up_proj):
+            part.weight.copy_(part.weight.roll(1, 0))
+        mlp.down_proj.weight.copy_(mlp.down_proj.weight.roll(1, 1))
     return hs.load(twin, tokenizer=model.tokenizer)
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_heads_in_another_order_have_their_scores_in_that_order(worded: Model, name: str) -> None:
+def test_units_in_another_order_have_their_scores_in_that_order(worded: Model, name: str) -> None:
     twin = _swapped(worded)
     before, after = _score(worded, name, seed=2), _score(twin, name, seed=2)
     if isinstance(before, str):
         assert name in MAY_DECLINE and before == after
         return
     expected = before.values.copy()
-    expected[1] = expected[1][[2, 3, 0, 1]]
+    expected[1] = np.roll(expected[1], 1 if "neuron" in before.dims else 2)
     np.testing.assert_allclose(after.values, expected, rtol=0, atol=1e-6 if name == "induction-heads-icl" else 1e-9)
     assert not np.allclose(before.values[1], expected[1], atol=1e-12)
     assert before.attrs["fingerprint"] != after.attrs["fingerprint"]
@@ -254,11 +265,11 @@ def test_copying_follows_the_order_of_heads_too(worded: Model) -> None:
 def test_other_families_get_scores_or_a_sentence(family: str, name: str) -> None:
     found = _score(_family(family), name)
     if isinstance(found, str):
-        assert name in (*MAY_DECLINE, "previous-token", "bos-sink", "discrete-sae-circuits") or (name, family) == (
-            "successor-heads", "opt-post-norm",
+        assert name in (*MAY_DECLINE, "previous-token", "bos-sink", "discrete-sae-circuits") or (name, family) in (
+            ("successor-heads", "opt-post-norm"), ("io-weight-cosine-neurons", "mixtral"),
         ), found  # fmt: skip
     else:
-        assert found.sizes == {"layer": 3, "head": 4} and np.isfinite(found.values).all()
+        assert found.sizes == _sizes(_family(family), name) and np.isfinite(found.values).all()
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bloom", "mixtral", "gemma2", "opt-post-norm", "falcon", "vit", "bert"])

@@ -43,6 +43,17 @@ def test_no_successor_heads(smollm2: Model) -> None:
     assert 0 < result["figures"]["top"] < 1
 
 
+def test_early_neurons_add_to_what_they_read_and_late_ones_take_it_away(smollm2: Model) -> None:
+    found = hs.score(smollm2, "io-weight-cosine-neurons")
+    means = found.mean("neuron").values
+    assert int(means.argmax()) == 5 and means[5] > 0.3 and int(means.argmin()) == 29 and means[29] < -0.2
+    kinds = found["class"].values
+    kept = np.char.endswith(kinds.astype(str), "enrichment"), np.char.endswith(kinds.astype(str), "depletion")
+    assert (kept[0].sum(1) > kept[1].sum(1))[1:17].all() and (kept[1].sum(1) > kept[0].sum(1))[17:].all()
+    result = hs.check(smollm2, "io-weight-cosine-neurons")
+    assert result["verdict"] == "shown" and abs(result["figures"]["shuffled, highest of 20"]) < 0.01
+
+
 @pytest.mark.parametrize("name", ["previous-token", "induction-heads-icl", "duplicate-token", "bos-sink"])
 def test_scores_equal_those_of_eager_attentions(smollm2: Model, name: str) -> None:
     options = {"n": 2, "length": 20}
