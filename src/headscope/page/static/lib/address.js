@@ -1,37 +1,42 @@
 // The state of a view is its address: what is chosen stands in the path and the query, so that it can be shared, and
-// back and forward work.
+// back and forward work. A saved report has no server behind its path: there the same address stands behind a #.
 import { useEffect, useState } from "./ui.js";
+import { saved } from "./saved.js";
+
+const root = saved ? "#" : "";
+const here = () => (saved ? location.hash || "#/" : location.pathname + location.search);
+const parts = () => /^#?(?<path>[^?]*)(?<query>.*)$/.exec(here()).groups;
 
 const listeners = new Set();
 const tell = () => listeners.forEach((listener) => listener());
 addEventListener("popstate", tell);
 
+// To an address that one of the functions below has made.
 export function go(href, { replace = false } = {}) {
-  if (href === location.pathname + location.search) return;
+  if (href === here()) return;
   history[replace ? "replaceState" : "pushState"](null, "", href);
   tell();
 }
 
 // The same view with some of its query changed; null or "" takes a name out.
-export function hrefWith(changes, path = location.pathname, from = location.search) {
+export function hrefWith(changes, path = parts().path, from = parts().query) {
   const query = new URLSearchParams(from);
   for (const [name, value] of Object.entries(changes)) {
     if (value === null || value === undefined || value === "") query.delete(name);
     else query.set(name, value);
   }
   const text = query.toString();
-  return path + (text ? `?${text}` : "");
+  return root + path + (text ? `?${text}` : "");
 }
+
+export const viewHref = (path, query = {}) => hrefWith(query, path, "");
 
 export function headHref(layer, head) {
   // the prompt goes along from head to head, what was chosen in it does too
-  const kept = new URLSearchParams();
-  for (const name of ["prompt", "q", "k", "token", "examples", "sink"]) {
-    const value = new URLSearchParams(location.search).get(name);
-    if (value !== null && location.pathname.startsWith("/head/")) kept.set(name, value);
-  }
-  const text = kept.toString();
-  return `/head/${layer}/${head}${text ? `?${text}` : ""}`;
+  const { path, query } = parts();
+  const from = new URLSearchParams(path.startsWith("/head/") ? query : "");
+  const kept = ["prompt", "q", "k", "token", "examples", "sink"].map((name) => [name, from.get(name)]);
+  return viewHref(`/head/${layer}/${head}`, Object.fromEntries(kept));
 }
 
 export function useAddress() {
@@ -41,10 +46,11 @@ export function useAddress() {
     listeners.add(listener);
     return () => listeners.delete(listener);
   }, []);
-  const query = new URLSearchParams(location.search);
+  const { path, query } = parts();
+  const given = new URLSearchParams(query);
   return {
-    path: location.pathname,
-    get: (name) => query.get(name),
+    path,
+    get: (name) => given.get(name),
     set: (changes, options) => go(hrefWith(changes), options),
   };
 }
@@ -55,6 +61,6 @@ addEventListener("click", (event) => {
   if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;
   if (link.target || link.origin !== location.origin || link.pathname.startsWith("/static/")) return;
   event.preventDefault();
-  go(link.pathname + link.search);
+  go(saved ? link.hash : link.pathname + link.search);
   scrollTo(0, 0);
 });

@@ -1,9 +1,19 @@
-// Questions to the server: JSON, and matrices as raw numbers behind a JSON head (see page/wire.py).
+// Questions to the server: JSON, and matrices.
 import { useEffect, useState } from "./ui.js";
+import { answerOf, saved } from "./saved.js";
+import { matrix } from "./wire.js";
 
 export class Refused extends Error {}
 
+async function fromFile(url, method) {
+  if (method) throw new Refused("This is a saved report; headscope serve ATLAS answers questions to the model.");
+  const found = await answerOf(url);
+  if (found === undefined) throw new Refused("This saved report has nothing at this address.");
+  return found;
+}
+
 async function answer(url, options) {
+  if (saved) return fromFile(url, options.method);
   let response;
   try {
     response = await fetch(url, options);
@@ -26,31 +36,6 @@ async function answer(url, options) {
 export const get = (url, signal) => answer(url, { signal });
 export const post = (url, body, signal) =>
   answer(url, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
-
-// half-precision floats by table: browsers without Float16Array are still around
-let halves;
-function half(bits) {
-  const exponent = (bits >> 10) & 31;
-  const fraction = bits & 1023;
-  const sign = bits & 0x8000 ? -1 : 1;
-  if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
-}
-
-function matrix(buffer) {
-  const length = new DataView(buffer).getUint32(0, true);
-  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
-  const start = 4 + length;
-  if (head.dtype === "float32") return { ...head, values: new Float32Array(buffer, start) };
-  if (!halves) {
-    halves = new Float32Array(65536);
-    for (let i = 0; i < 65536; i++) halves[i] = half(i);
-  }
-  const bits = new Uint16Array(buffer, start);
-  const values = new Float32Array(bits.length);
-  for (let i = 0; i < bits.length; i++) values[i] = halves[bits[i]];
-  return { ...head, values };
-}
 
 // What was read stays until a job changed the atlas.
 const kept = new Map();

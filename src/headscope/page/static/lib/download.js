@@ -1,6 +1,8 @@
 // A file that the server made, into the reader's downloads.
+import { bytes } from "./wire.js";
+
 export function download({ name, text, base64 }) {
-  const content = base64 ? Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)) : text;
+  const content = base64 ? bytes(base64) : text;
   const url = URL.createObjectURL(new Blob([content], { type: "application/octet-stream" }));
   const link = document.createElement("a");
   link.href = url;

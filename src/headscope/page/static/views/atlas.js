@@ -12,7 +12,9 @@ import { StartScan } from "./runs.js";
 
 const VERDICTS = ["supported", "inconclusive", "not supported"];
 
-export function AtlasView({ server }) {
+export const ATLAS = { name: "Atlas", path: /^\/$/, href: "/", key: "a", does: "the atlas", View: AtlasView };
+
+function AtlasView({ server }) {
   const atlas = useGet("/api/atlas"); // not after /api/state: it is what the first paint waits for
   if (atlas.value === null && server) return html`<${NoAtlas} server=${server} />`;
   if (atlas.error) return html`<${Failure} error=${atlas.error} />`;

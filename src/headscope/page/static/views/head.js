@@ -1,6 +1,6 @@
 // One head: its scores and ranks, its roles and their proof, and what it does on the reader's own prompt.
 import { html, useEffect, useMemo, useState } from "../lib/ui.js";
-import { go, headHref, hrefWith, useAddress } from "../lib/address.js";
+import { go, headHref, hrefWith, useAddress, viewHref } from "../lib/address.js";
 import { useAsk, useGet } from "../lib/api.js";
 import { css } from "../lib/colour.js";
 import { useKeys } from "../lib/keys.js";
@@ -12,7 +12,9 @@ import { name, number, parseHead, percent, signed, visible } from "../lib/text.j
 
 const EXAMPLE = "When Mary and John went to the store, John gave a drink to";
 
-export function HeadView({ layer, head, server }) {
+export const HEAD = { name: "Head", path: /^\/head\/(?<layer>\d+)\/(?<head>\d+)$/, title: ({ layer, head }) => name(layer, head), View: HeadView };
+
+function HeadView({ layer, head, server }) {
   const address = useAddress();
   const atlas = useGet(server?.atlas ? "/api/atlas" : null);
   const about = useGet(server?.atlas ? `/api/head/${layer}/${head}` : null);
@@ -37,13 +39,13 @@ export function HeadView({ layer, head, server }) {
       <div class="steps">
         ${step(layer, head - 1, "←", "The head before")}${step(layer, head + 1, "→", "The next head")}
         ${step(layer + 1, head, "↑", "The layer above")}${step(layer - 1, head, "↓", "The layer below")}
-        <a class="button" href=${`/?at=${name(layer, head)}`}>in the atlas</a>
+        <a class="button" href=${viewHref("/", { at: name(layer, head) })}>in the atlas</a>
       </div>
       <p class="soft">layer ${layer}, head ${head}${about.value ? html`, reads kv head ${about.value.kv_head}` : ""}${server ? html` of ${server.model}` : ""}</p>
     </header>
     <div class="columns">
       <div class="stacked"><section class="panel"><h2>Scores</h2>
-        ${about.value ? html`<${Scores} rows=${about.value.scores} />` : server?.atlas === false ? html`<p>No atlas yet: <a href="/runs">scan</a> first.</p>` : html`<${Waiting} />`}
+        ${about.value ? html`<${Scores} rows=${about.value.scores} />` : server?.atlas === false ? html`<p>No atlas yet: <a href=${viewHref("/runs")}>scan</a> first.</p>` : html`<${Waiting} />`}
       </section>
       <${Examples} layer=${layer} head=${head} address=${address} /></div>
       <section class="panel"><h2>Roles</h2>
@@ -64,7 +66,7 @@ function Scores({ rows }) {
       const zero = (-Math.min(0, row.low) / span) * 100;
       const at = ((row.score - Math.min(0, row.low)) / span) * 100;
       return html`<tr>
-        <td><a href=${`/?method=${row.method}`}>${row.method}</a><br /><small class="soft">${row.higher_means}</small></td>
+        <td><a href=${viewHref("/", { method: row.method })}>${row.method}</a><br /><small class="soft">${row.higher_means}</small></td>
         <td class="n">${number(row.score)}${row.ci_low !== null && html`<br /><small class="soft">${number(row.ci_low)} … ${number(row.ci_high)}</small>`}</td>
         <td class="n">${row.rank === null ? "–" : number(row.rank, row.rank % 1 ? 1 : 0)}<small class="soft"> of ${row.of}</small></td>
         <td><span class="range" title=${`${number(row.low)} … ${number(row.high)}`}>

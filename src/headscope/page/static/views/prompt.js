@@ -29,7 +29,9 @@ function asked(address) {
   };
 }
 
-export function PromptView({ server }) {
+export const PROMPT = { name: "Prompt", path: /^\/prompt$/, href: "/prompt", key: "p", does: "a prompt", View: PromptView };
+
+function PromptView({ server }) {
   const address = useAddress();
   const question = asked(address);
   const { prompt, more, position, target, foil } = question;

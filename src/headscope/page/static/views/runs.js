@@ -27,7 +27,12 @@ export async function refresh() {
   const active = state.jobs.some((job) => job.state === "queued" || job.state === "running");
   timer = setTimeout(refresh, document.hidden ? 15000 : active ? 800 : 5000);
 }
-document.addEventListener("visibilitychange", () => document.hidden || refresh());
+
+// From now on, know what is running.
+export function watch() {
+  document.addEventListener("visibilitychange", () => document.hidden || refresh());
+  refresh();
+}
 
 export function useJobs() {
   const [current, set] = useState(state);
@@ -89,7 +94,9 @@ export function Progress({ job }) {
   </span>`;
 }
 
-export function RunsView({ server }) {
+export const RUNS = { name: "Runs", path: /^\/runs$/, href: "/runs", key: "r", does: "the runs", View: RunsView };
+
+function RunsView({ server }) {
   const { jobs } = useJobs();
   return html`
     <header class="title"><h1>Runs</h1>

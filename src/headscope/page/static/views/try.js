@@ -31,7 +31,9 @@ function editsOf(address) {
 const finished = (row) =>
   row.op === "kept" || (row.op === "steer" ? Number.isInteger(row.token) || (row.plus && row.minus) : String(row.on || "").trim() !== "");
 
-export function TryView({ server }) {
+export const TRY = { name: "Try", path: /^\/try$/, href: "/try", key: "t", does: "try edits", View: TryView };
+
+function TryView({ server }) {
   const address = useAddress();
   const prompt = address.get("prompt") || "";
   const [draft, setDraft] = useState(prompt || EXAMPLE);
