@@ -33,8 +33,10 @@ _PUBLIC: dict[str, tuple[str, str | None]] = {
     "edited": ("headscope.trace", "edited"),
     "figure": ("headscope.figures", "figure"),
     "gate": ("headscope.trace", "gate"),
+    "lens": ("headscope.routes", "lens"),
     "load": ("headscope.trace", "load_checked"),
     "load_edits": ("headscope.trace", "load_edits"),
+    "load_run": ("headscope.sweep", "load_run"),
     "mask_edges": ("headscope.trace", "mask_edges"),
     "intervene": ("headscope.methods.run", "intervene"),
     "mean": ("headscope.trace", "mean"),
@@ -106,9 +108,9 @@ if TYPE_CHECKING:
     from headscope.core.scores import agree, rank, top
     from headscope.figures import figure
     from headscope.methods.run import attribute, check, intervene, plan, score
-    from headscope.routes import routes
+    from headscope.routes import lens, routes
     from headscope.scan import scan
-    from headscope.sweep import attribution_patching, each_head, patching, sweep
+    from headscope.sweep import attribution_patching, each_head, load_run, patching, sweep
     from headscope.trace import (
         Capture,
         add,

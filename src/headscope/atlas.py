@@ -123,12 +123,11 @@ class Atlas:
             weights = None
             if "weights.parquet" in document["files"]:
                 weights = from_frame(pd.read_parquet(path / "weights.parquet"))
-            frame = pd.read_parquet(path / "verdicts.parquet")
-            verdicts = []
-            for row in frame.to_dict("records"):
-                lists = {name: json.loads(row[name]) for name in ("components", "dose", "control_effects")}
-                verdicts.append(Verdict(**{**row, **lists}))
             model = {name: document["model"][name] for name in ("name", "fingerprint", "anatomy")}
+            origin = {"model": model["name"], "fingerprint": model["fingerprint"], "seed": document["seed"],
+                      "version": document["headscope"]}  # fmt: skip
+            frame = pd.read_parquet(path / "verdicts.parquet")
+            verdicts = [_verdict(row, origin) for row in frame.to_dict("records")]
             return cls(model, document["seed"], scores, verdicts, document["skipped"], document["examples"], weights)
         except (KeyError, TypeError, ValueError, AttributeError, OSError, UsageError) as error:
             raise FileError(f"The atlas {path} is damaged ({error!r}).") from None
@@ -141,6 +140,14 @@ class Atlas:
     def __repr__(self) -> str:
         verdicts = ", ".join(f"{v.role}: {v.verdict}" for v in self.verdicts) or "no roles tested"
         return f"Atlas({self.model['name']}; {', '.join(self.scores)}; {verdicts})"
+
+
+def _verdict(row: dict[Any, Any], origin: dict[str, Any]) -> Verdict:
+    """A row of `verdicts.parquet`; one that does not say what it was tested on was so on what the atlas is of."""
+    lists = {name: json.loads(row[name]) for name in ("components", "dose", "control_effects")}
+    own: dict[str, Any] = {name: row.get(name) for name in ("model", "fingerprint", "seed", "version")}
+    own = {name: origin[name] if value in ("", None) or value != value else value for name, value in own.items()}
+    return Verdict(**{**row, **lists, **own, "seed": int(own["seed"])})
 
 
 def _digest(path: Path) -> str:

@@ -206,7 +206,8 @@ def test_a_sweep_in_a_folder(cli: Cli, fits: Any, tree: Any, checkpoints: Path, 
     chunks = [f"chunks/{i:05d}.safetensors" for i in range(len(manifest["chunks"]))]
     assert set(tree(Path("deep/run"))) == {"manifest.json", "sweep.parquet", "chunks", *chunks}
     frame = pd.read_parquet("deep/run/sweep.parquet")
-    assert list(frame.columns) == ["edit", "prompt", "value"] and len(frame) == 48
+    assert list(frame.columns) == ["edit", "component", "prompt", "value", "clean"]
+    assert len(frame) == 48
     page = (Path(__file__).parents[2] / "docs" / "schemas" / "README.md").read_text(encoding="utf-8")
     rows = page.split("## The folder of a sweep")[1].split("##")[0]
     assert re.findall(r"^\| `(\w+)`", rows, re.MULTILINE) == list(frame.columns)

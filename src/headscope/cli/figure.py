@@ -27,15 +27,26 @@ def figure(
     what: Annotated[
         str,
         typer.Argument(
-            help="An atlas folder; a .json file of a route or of a figure; or a model, with --head and --prompt."
+            help="An atlas folder; the --out folder of a sweep or patching; a .json of a route or figure; or a model, with "
+            "--prompt."
         ),
     ],
     method: Annotated[
         str | None, typer.Option(help="The grid of this method of the atlas; all side by side if left out.")
     ] = None,
+    against: Annotated[str | None, typer.Option(help="A dot for each head: --method across, this method up.")] = None,
     role: Annotated[str | None, typer.Option(help="The dose curve that tested this role of the atlas.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="The model's text: its logit lens, or with --head attention.")
+    ] = None,
     head: Annotated[str | None, typer.Option(help="The head of the model whose attention to draw, as L5H3.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="The text on which the head attends.")] = None,
+    no_sink: Annotated[bool, typer.Option("--no-sink", help="Of attention, leave out the first token.")] = False,
+    query: Annotated[int | None, typer.Option(min=0, help="Of attention, frame the row of this position.")] = None,
+    key: Annotated[int | None, typer.Option(min=0, help="Frame only where it looks at this position.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Of a lens, the token to follow, such as ' Paris'; the model's own if left out.")
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="Of a lens, whose probability is the colour: best or target.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="A .svg, .pdf, .png, .html or .json file; printed as text if left out.")
     ] = None,
@@ -56,7 +67,13 @@ def figure(
 
     headscope figure route.json --out route.png
 
+    headscope figure atlas --method induction-heads-icl --against previous-token --out scatter.pdf
+
+    headscope figure run --out sweep.svg (the --out folder of headscope sweep or patch)
+
     headscope figure MODEL --head L18H6 --prompt "The cat sat. The cat" --out pattern.svg
+
+    headscope figure MODEL --prompt "The capital of France is" --out lens.svg
     """  # fmt: skip
     from headscope.draw import THEMES
     from headscope.draw.figure import check_path
@@ -65,7 +82,10 @@ def figure(
         raise UsageError(f"--theme is {theme!r}; it takes {' or '.join(THEMES)}.")
     if out is not None:
         check_path(out, overwrite=overwrite)  # before a model is loaded for it
-    given = {"method": method, "role": role, "head": head, "prompt": prompt, "limit": limit, "title": title}
+    given = {
+        "method": method, "against": against, "role": role, "head": head, "prompt": prompt, "query": query, "key": key,
+        "sink": False if no_sink else None, "target": target, "by": by, "limit": limit, "title": title,
+    }  # fmt: skip
     found = _made(common, what, {name: value for name, value in given.items() if value is not None}, force=force)
     if out is not None:
         found.save(out, overwrite=overwrite, theme=theme)
@@ -85,9 +105,12 @@ def _made(common: Common, what: str, given: dict[str, Any], *, force: bool) -> F
         return hs.figure(hs.Atlas.load(path), **given)
     if path.suffix == ".json":
         return hs.figure(_read(path), **given)
-    if "head" not in given or "prompt" not in given:
+    if any((path / name).is_file() for name in ("manifest.json", "patching.json")):
+        return hs.figure(hs.load_run(path), **given)
+    if "prompt" not in given:
         raise UsageError(
-            f"{what} is no atlas and no .json of a route or figure; if it is a model, give --head (as L5H3) and --prompt."
+            f"{what} is no atlas, no folder of a sweep and no .json of a route or figure; if it is a model, give --prompt, "
+            "and --head (as L5H3) for attention."
         )
     model = common.load(what, force=force)
     with working("Running the prompt"):

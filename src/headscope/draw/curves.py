@@ -22,9 +22,9 @@ def draw(data: dict[str, Any]) -> Drawing:
     ys = [0.0, *(y for row in series for y in row["y"]), *points["y"]]
     if not xs:
         return Drawing(200, 24, [Words(0, 14, "nothing was measured", fill="ink")])
-    ticks = _ticks(min(ys), max(ys))
-    low, high = min(min(ys), ticks[0]), max(max(ys), ticks[-1])
-    left = max(width_of(_number(tick)) for tick in ticks) + 24
+    levels = ticks(min(ys), max(ys))
+    low, high = min(min(ys), levels[0]), max(max(ys), levels[-1])
+    left = max(width_of(number(tick)) for tick in levels) + 24
     found = Drawing(left + _WIDTH + 24, 0)
     top = _legend(found, data) + 14
 
@@ -32,10 +32,10 @@ def draw(data: dict[str, Any]) -> Drawing:
         across = 0.5 if len(xs) == 1 else (x - xs[0]) / (xs[-1] - xs[0])
         return left + 14 + across * (_WIDTH - 28), top + _HEIGHT * (high - y) / ((high - low) or 1.0)
 
-    for tick in ticks:
+    for tick in levels:
         y = at(xs[0], tick)[1]
         found.marks.append(Line(((left, y), (left + _WIDTH, y)), stroke="soft" if tick == 0 else "line"))
-        found.marks.append(Words(left - 4, y + 3.5, _number(tick), anchor="end"))
+        found.marks.append(Words(left - 4, y + 3.5, number(tick), anchor="end"))
     for x in xs:
         found.marks.append(Words(at(x, 0)[0], top + _HEIGHT + 14, f"{x:g}", anchor="middle"))
     found.marks.append(Words(left + _WIDTH / 2, top + _HEIGHT + 30, data["x"], anchor="middle"))
@@ -75,7 +75,8 @@ def _legend(found: Drawing, data: dict[str, Any]) -> float:
     return y if x else y - SIZE * 1.5
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers from at most `low` to at least `high`."""
     span = (high - low) or 1.0
     rough = span / 4
     size = 10 ** math.floor(math.log10(rough))
@@ -84,7 +85,8 @@ def _ticks(low: float, high: float) -> list[float]:
     return [i * step for i in range(first, last + 1)]
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """As it stands at an axis."""
     return "0" if value == 0 else f"{value:.4g}".replace("-", "−")
 
 

@@ -148,6 +148,14 @@ def width_of(text: str, size: float = SIZE) -> float:
     return size * sum(1.05 if unicodedata.east_asian_width(x) in "WF" else 0.6 for x in text)
 
 
+def fitted(text: str, width: float, size: float = SIZE) -> str:
+    """As much of the text as fits a width."""
+    most = len(text)
+    while most > 1 and width_of(cut(text, most), size) > width:
+        most -= 1
+    return cut(text, most)
+
+
 def wrapped(text: str, width: float, size: float = SIZE) -> list[str]:
     """Lines that fit a width; a word longer than a line is broken."""
     lines = [""]

@@ -2,7 +2,8 @@
 
 Data: `axes` {rows, columns} their names; `rows`, `columns` the labels; `upward` whether the first row is at the bottom;
 `join` what stands between a cell's two labels; `scale` diverging or sequential; `missing` what an empty cell means;
-`panels` [{title, note, limit, values [row][column] with null where empty}]: colours go from -limit to limit.
+`panels` [{title, note, limit, values [row][column] with null where empty}]: colours go from -limit to limit. A panel may
+have `words` [row][column]: a text in each cell; and `frames` [[row, column or null]]: cells, or whole rows, in a frame.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from headscope.draw.marks import SIZE, Box, Drawing, Line, Mark, Picture, Words, cut, width_of, wrapped
+from headscope.draw.marks import SIZE, Box, Drawing, Line, Mark, Picture, Words, cut, fitted, width_of, wrapped
 
 #: with more cells than this a drawing is an image, without a value to point at in every cell
 MOST = 6000
+#: and with more than this its cells have no room for words
+MOST_WORDS = 2500
+_WORD = 8.5  # size of a cell's words
 _ACROSS = 860.0  # panels stand side by side up to this width
 _GAP = 26.0
 _PIXELS = 2400  # across an image at most
 _LABEL = 18  # letters of a row's or column's label
 _SHADES = " ░▒▓█"
+_TABLE = 7  # columns of words on a line of a terminal
 _NEGATIVE = " .-=#"
 
 
@@ -28,7 +33,8 @@ def draw(data: dict[str, Any]) -> Drawing:
     n_cells = sum(len(panel["values"]) * len(data["columns"]) for panel in panels)
     image = n_cells > MOST
     alone = len(panels) == 1
-    high, wide = _cell(len(data["rows"]), len(data["columns"]), alone=alone)
+    worded = n_cells <= MOST_WORDS and any(panel.get("words") for panel in panels)
+    high, wide = (15.0, 72.0) if worded else _cell(len(data["rows"]), len(data["columns"]), alone=alone)
     left = _left(data, high)
     headings = [_heading(panel, max(left + len(data["columns"]) * wide, 150.0)) for panel in panels]
     top = max(heading.height for heading in headings)  # so that grids side by side are level
@@ -77,6 +83,10 @@ def _panel(
         found.marks.append(_image(panel, order, _blocks(data), (left, top, width, height)))
     else:
         found.marks += _cells(data, panel, place, left, high, wide)
+        found.marks += _words(panel, place, left, high, wide) if wide > high else []
+        for i, j in panel.get("frames", ()):
+            x, across = (left, width) if j is None else (left + j * wide, wide)
+            found.marks.append(Box(x, place[i], across, high, stroke="ink"))
     for i in range(0, n_rows, _step(SIZE + 1, high)):
         label = cut(data["rows"][i], _LABEL)
         found.marks.append(Words(left - 4, place[i] + high / 2 + 3.5, label, anchor="end"))
@@ -111,12 +121,12 @@ def _heading(panel: dict[str, Any], width: float) -> Drawing:
 def _cells(
     data: dict[str, Any], panel: dict[str, Any], place: dict[int, float], left: float, high: float, wide: float
 ) -> list[Mark]:
-    limit = panel["limit"] or 1.0
+    limit, words = panel["limit"] or 1.0, panel.get("words")
     inset = 0.5 if min(high, wide) >= 6 else 0.0
     by_colour: dict[str, list[Mark]] = {"up": [], "down": [], "line": []}
     for i, row in enumerate(panel["values"]):
         for j, value in enumerate(row):
-            name = f"{data['rows'][i]}{data['join']}{data['columns'][j]}"
+            name = f"{data['rows'][i]}{data['join']}{data['columns'][j]}" + (f" {words[i][j]}" if words else "")
             box = (left + j * wide + inset, place[i] + inset, wide - 2 * inset, high - 2 * inset)
             if value is None:
                 hint = "" if data["missing"] == "masked" else f"{name}: {data['missing']}"
@@ -126,6 +136,18 @@ def _cells(
             opacity = min(1.0, abs(value) / limit)
             by_colour[colour].append(Box(*box, fill=colour, opacity=opacity, hint=f"{name}: {value:.4g}"))
     return [mark for marks in by_colour.values() for mark in marks]
+
+
+def _words(panel: dict[str, Any], place: dict[int, float], left: float, high: float, wide: float) -> list[Mark]:
+    found: list[Mark] = []
+    for i, row in enumerate(panel.get("words", ())):
+        for j, word in enumerate(row):
+            strong = abs(panel["values"][i][j] or 0.0) > 0.8 * (panel["limit"] or 1.0)
+            fill = "back" if strong else "ink"
+            found.append(
+                Words(left + j * wide + 3, place[i] + high - 4, fitted(word, wide - 4, _WORD), size=_WORD, fill=fill)
+            )
+    return found
 
 
 def _blocks(data: dict[str, Any]) -> tuple[int, int]:
@@ -206,13 +228,26 @@ def text(data: dict[str, Any]) -> str:
     for panel in data["panels"][:4]:
         if len(data["panels"]) > 1:
             lines.append(panel["title"])
-        if len(data["rows"]) <= 48 and len(data["columns"]) <= 100:
+        if panel.get("words"):
+            lines += _table(data, panel)
+        elif len(data["rows"]) <= 48 and len(data["columns"]) <= 100:
             lines += _shades(data, panel)
         best = sorted(_named(data, panel), key=lambda item: -abs(item[1]))[:5]
         lines.append("largest: " + (", ".join(f"{name} {value:.4g}" for name, value in best) or "none"))
     if len(data["panels"]) > 4:
         lines.append(f"… and {len(data['panels']) - 4} more: " + ", ".join(p["title"] for p in data["panels"][4:]))
     return "\n".join(lines)
+
+
+def _table(data: dict[str, Any], panel: dict[str, Any]) -> list[str]:
+    """The last columns with their words, as many as fit a line."""
+    shown = list(range(len(data["columns"])))[-_TABLE:]
+    order = range(len(data["rows"]) - 1, -1, -1) if data["upward"] else range(len(data["rows"]))
+    most = max(map(len, data["rows"]), default=0)
+    lines = [
+        f"{data['rows'][i]:>{most}} │ " + " ".join(f"{cut(panel['words'][i][j], 15):<15}" for j in shown) for i in order
+    ]
+    return [*lines, f"{'':>{most}}   " + " ".join(f"{cut(data['columns'][j], 15):<15}" for j in shown)]
 
 
 def _named(data: dict[str, Any], panel: dict[str, Any]) -> list[tuple[str, float]]:

@@ -27,15 +27,24 @@ _ORIGIN = (
     "positions",
     "direction",
     "metric",
+    "clean",
+    "edit",
     "options",
     "seed",
 )
 
 
-def figure(scores: xr.DataArray, *, limit: float | None = None, notes: tuple[str, ...] = ()) -> Figure:
-    """One panel for one or two dims; for three, one for each entry of the first. `limit`: colours go from -limit to
-    limit; the largest size of a score if left out. Raises UsageError for scores of other dims.
+def figure(
+    scores: xr.DataArray, *, limit: float | None = None, notes: tuple[str, ...] = (), title: str | None = None
+) -> Figure:
+    """One panel for one or two dims; for three, one for each entry of the first; of a sweep, what its edits change.
+    `limit`: colours go from -limit to limit; the largest size of a score if left out. Raises UsageError for scores of
+    other dims.
     """
+    if scores.dims == ("edit", "prompt") and "clean" in scores.coords and bool(scores["clean"].notnull().all()):
+        from headscope.draw import sweeps
+
+        return sweeps.figure(scores, limit=limit)
     _check(scores)
     if scores.dims[-1] == "layer" and scores.ndim == 2:
         scores = scores.transpose()
@@ -51,7 +60,7 @@ def figure(scores: xr.DataArray, *, limit: float | None = None, notes: tuple[str
     }  # fmt: skip
     words = attrs.get("higher_means")
     own = f"Blue is positive{f' ({words})' if words else ''}, red negative, no colour 0."
-    name = str(attrs.get("method") or scores.name or "scores")
+    name = title or str(attrs.get("method") or scores.name or "scores")
     return Figure("matrix", name, data, origin(attrs), (own, *notes))
 
 

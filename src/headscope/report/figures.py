@@ -1,38 +1,86 @@
-"""Figures of an atlas: all its methods, one of them, or the proof of a role."""
+"""Figures of an atlas: all its methods, one of them, one against another, or the proof of a role."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from headscope.core.errors import UsageError, nearest
+from headscope.core.scores import agree
 from headscope.draw import Figure, version
 from headscope.draw.scores import figure as of_scores
 from headscope.draw.scores import labels, meaning, panels_of
 
 if TYPE_CHECKING:
     from headscope.atlas import Atlas
+    from headscope.verify import Verdict
 
 
-def of_atlas(atlas: Atlas, *, method: str | None = None, role: str | None = None, limit: float | None = None) -> Figure:
-    """All methods side by side, one of them, or the dose curve of a role. Raises UsageError for one it does not have."""
-    about = {"model": atlas.model["name"], "fingerprint": atlas.model["fingerprint"]}
+def of_atlas(
+    atlas: Atlas,
+    *,
+    method: str | None = None,
+    against: str | None = None,
+    role: str | None = None,
+    limit: float | None = None,
+) -> Figure:
+    """All methods side by side, one of them, one `against` another, or the dose curve of a role (of its last test, where
+    there are several). Raises UsageError for one it does not have.
+    """
     if method is not None and role is not None:
         raise UsageError("A figure shows a method or a role; give one of the two.")
+    if against is not None and (method is None or limit is not None):
+        raise UsageError("against is a second method beside method, and takes no limit.")
     if role is not None:
-        from headscope.verify.show import curve
-
         tested = {v.role: v for v in atlas.verdicts}
         if role not in tested:
             raise UsageError(f"The atlas has no role {role!r}.{nearest(role, tested)}")
-        return curve(tested[role], about={**about, "seed": atlas.seed})
-    if method is not None:
-        if method not in atlas.scores:
-            raise UsageError(f"The atlas has no scores of {method!r}.{nearest(method, atlas.scores)}")
-        return of_scores(atlas.scores[method], limit=limit)
-    return _all_methods(atlas, about, limit)
+        return of_verdict(atlas, tested[role])
+    if method is None:
+        return _all_methods(atlas, limit)
+    for name in (method, against):
+        if name is not None and name not in atlas.scores:
+            raise UsageError(f"The atlas has no scores of {name!r}.{nearest(name, atlas.scores)}")
+    return of_scores(atlas.scores[method], limit=limit) if against is None else _compared(atlas, method, against)
 
 
-def _all_methods(atlas: Atlas, about: dict[str, Any], limit: float | None) -> Figure:
+def of_verdict(atlas: Atlas, verdict: Verdict) -> Figure:
+    """The dose curve of one of its verdicts."""
+    from headscope.verify.show import curve
+
+    return curve(verdict, about={**_about(atlas), "seed": atlas.seed})
+
+
+def _about(atlas: Atlas) -> dict[str, Any]:
+    return {"model": atlas.model["name"], "fingerprint": atlas.model["fingerprint"]}
+
+
+def _compared(atlas: Atlas, x: str, y: str) -> Figure:
+    """A dot for each component that both methods score."""
+    xs, ys = atlas.scores[x], atlas.scores[y]
+    agreement = agree(xs, ys)
+    if xs.ndim != 2:
+        raise UsageError(f"{x} scores by {', '.join(map(str, xs.dims))}; only scores of components compare.")
+    rows, columns = labels(xs, str(xs.dims[0])), labels(xs, str(xs.dims[1]))
+    both = [(i, j) for i, j in np.ndindex(*xs.shape) if not np.isnan(xs.values[i, j] + ys.values[i, j])]
+    points = {
+        "name": [rows[i] + columns[j] for i, j in both],
+        "x": [float(xs.values[at]) for at in both], "y": [float(ys.values[at]) for at in both],
+    }  # fmt: skip
+    notes = (
+        f"Rank correlation (Spearman) {agreement['spearman']:.2f} over {agreement['n']:,}; of the top 10 of each, "
+        f"{10 * agreement['overlap_top']:.0f} are shared.",
+        *(f"{name}: {meaning(scores)}." for name, scores in ((x, xs), (y, ys)) if meaning(scores)),
+    )
+    about = {
+        **_about(atlas), "method": x, "against": y, "spearman": round(agreement["spearman"], 4), "seed": atlas.seed,
+        "headscope": version(),
+    }  # fmt: skip
+    return Figure("scatter", f"{x} against {y}", {"x": x, "y": y, "points": points}, about, notes)
+
+
+def _all_methods(atlas: Atlas, limit: float | None) -> Figure:
     grids = {name: s for name, s in atlas.scores.items() if tuple(map(str, s.dims)) == ("layer", "head")}
     if not grids:
         raise UsageError("The atlas has no method that scores heads; give method, one of those it has."
@@ -52,5 +100,5 @@ def _all_methods(atlas: Atlas, about: dict[str, Any], limit: float | None) -> Fi
         "Each panel has a scale of its own: blue is positive, red negative, no colour 0. The line below a name says what "
         "a higher score means. A score alone is not a role: only an intervention shows that.",
     )
-    about = {**about, "methods": ", ".join(same), "seed": atlas.seed, "headscope": version()}
+    about = {**_about(atlas), "methods": ", ".join(same), "seed": atlas.seed, "headscope": version()}
     return Figure("matrix", f"Heads of {atlas.model['name']}", data, about, notes)

@@ -43,7 +43,7 @@ def routes(
 
     Raises UsageError for a bad prompt, token, position or threshold, NotApplicable for models that are no decoders.
     """
-    tokens = _prompt(model, prompt)
+    tokens = prompt_tokens(model, prompt)
     width = tokens.shape[1]
     at = position + width if position < 0 else position
     if not 0 <= at < width:
@@ -54,14 +54,21 @@ def routes(
         raise UsageError(f"biases is {biases!r}; it takes part, drop or heads.{nearest(biases, BIASES)}")
     if neurons < 0:
         raise UsageError(f"neurons is {neurons}; it takes a number from 0.")
-    if not model.is_causal or model.anatomy.parts.norm_placement == "post" or model.anatomy.parts.unembed is None:
-        raise NotApplicable(f"Routes are read in decoders that predict a next token; {model.name} is none.")
+    check_decoder(model, "Routes")
     walk = Walk(model, tokens, at, threshold, biases, neurons)
     goal = _goal(model, walk.run.logits[0, 0], target, foil)
     return walk.route(goal)
 
 
-def _prompt(model: Model, prompt: Any) -> Tensor:
+def check_decoder(model: Model, what: str) -> None:
+    """Raise NotApplicable for a model that does not predict next tokens from its last stream."""
+    parts = model.anatomy.parts
+    if not model.is_causal or parts.norm_placement == "post" or parts.unembed is None:
+        raise NotApplicable(f"{what} are read in decoders that predict a next token; {model.name} is none.")
+
+
+def prompt_tokens(model: Model, prompt: Any) -> Tensor:
+    """Token ids [1, pos] of one prompt, given as text or ids. Raises UsageError where there are several."""
     given = (
         torch.as_tensor(prompt)
         if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], int)
@@ -69,7 +76,7 @@ def _prompt(model: Model, prompt: Any) -> Tensor:
     )
     tokens, mask = model.tokens(given)
     if tokens.shape[0] != 1 or not bool(mask.all()):
-        raise UsageError(f"routes takes one prompt, but got {tokens.shape[0]}.")
+        raise UsageError(f"This takes one prompt, but got {tokens.shape[0]}.")
     return tokens
 
 

@@ -1,7 +1,7 @@
 """Many edits over the same prompts, one row an edit, the per-prompt values kept."""
 
 from headscope.sweep.metrics import METRICS, measure
-from headscope.sweep.patching import OVER, Patching, attribution_patching, components_over, patching
+from headscope.sweep.patching import OVER, Patching, attribution_patching, components_over, load_run, patching
 from headscope.sweep.sweep import EachHead, clean, each_head, make_job, sweep
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "clean",
     "components_over",
     "each_head",
+    "load_run",
     "make_job",
     "measure",
     "patching",

@@ -3,20 +3,23 @@
 run/
   manifest.json               format_version, digest of the plan, edits in words, chunks as first planned
   chunks/00000.safetensors    values [set, prompt] of a finished chunk
-  sweep.parquet               edit, prompt, value; written when all chunks are done
+  sweep.parquet               edit, component, prompt, value, clean; written when all chunks are done
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from headscope.core.errors import FileError, UsageError
-from headscope.core.files import new_file, read_json, write_json
-from headscope.sweep.job import Job
+from headscope.core.files import new_file, read_document, read_json, write_json
+from headscope.sweep.job import Job, labelled
 from headscope.sweep.plan import Chunk, Plan
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 FORMAT = 1
 
@@ -68,6 +71,7 @@ class RunFolder:
             "digest": job.digest(),
             "model": {"name": job.model.name, "fingerprint": job.model.fingerprint},
             "metric": job.metric_name,
+            "origin": job.origin(),
             "edits": job.names,
             "work": plan.work,
             "plain": plan.plain,
@@ -99,19 +103,44 @@ class RunFolder:
         with new_file(self._file(number)) as temporary:
             save_file({"values": values.contiguous()}, temporary)
 
-    def finish(self, job: Job, values: Tensor) -> Path:
+    def finish(self, found: xr.DataArray) -> Path:
         """Write the whole result as a table."""
+        import numpy as np
         import pandas as pd
 
-        n_sets, n_prompts = values.shape
+        n_sets, n_prompts = found.shape
         frame = pd.DataFrame(
             {
-                "edit": [name for name in job.names for _ in range(n_prompts)],
-                "prompt": list(range(n_prompts)) * n_sets,
-                "value": values.flatten().tolist(),
+                "edit": np.repeat(found.edit.values, n_prompts),
+                "component": np.repeat(found.component.values, n_prompts),
+                "prompt": np.tile(np.arange(n_prompts), n_sets),
+                "value": found.values.ravel(),
+                "clean": np.tile(found.clean.values, n_sets),
             }
         )
         target = self.path / "sweep.parquet"
         with new_file(target) as temporary:
             frame.to_parquet(temporary, index=False)
         return target
+
+
+def load_sweep(path: str | Path) -> xr.DataArray:
+    """What `sweep` wrote with `out`. Raises FileError where it is not finished, damaged or of another version."""
+    import pandas as pd
+
+    path = Path(path)
+    document = read_document(path / "manifest.json", "sweep", "sweep", FORMAT)
+    if not (path / "sweep.parquet").is_file():
+        raise FileError(f"The sweep {path} is not finished; go on with it by --resume.")
+    try:
+        frame = pd.read_parquet(path / "sweep.parquet")
+        shape = len(document["edits"]), int(frame["prompt"].max()) + 1
+        if "component" not in frame:  # written before it was recorded
+            frame = frame.assign(component="", clean=float("nan"))
+        model = {"model": document["model"]["name"], "fingerprint": document["model"]["fingerprint"]}
+        origin = document.get("origin", {"method": "sweep", "metric": document["metric"], **model})
+        components = frame["component"].to_numpy()[:: shape[1]].tolist()
+        clean = frame["clean"].to_numpy()[: shape[1]]
+        return labelled(frame["value"].to_numpy().reshape(shape), document["edits"], components, clean, origin)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise FileError(f"The sweep {path} is damaged ({error!r}).") from None

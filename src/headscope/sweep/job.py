@@ -6,18 +6,23 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from headscope.core.errors import UsageError
+from headscope.core.scores import make
+from headscope.draw import version
 from headscope.model import Model
 from headscope.sweep.metrics import Metric, measure
 from headscope.sweep.plan import Chunk, Plan, affordable_tokens, make_plan
 from headscope.trace import Edit
 from headscope.trace.hooks import active
 from headscope.trace.replay import Clean, check_sets, record, run_sets
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 @dataclass(eq=False)
@@ -98,6 +103,36 @@ class Job:
     def names(self) -> list[str]:
         """Each set of edits in words."""
         return [" + ".join(map(str, chosen)) or "clean" for chosen in self.sets]
+
+    @property
+    def components(self) -> list[str]:
+        """The one component that a set changes in every prompt and position; nothing for other sets."""
+        found = []
+        for chosen in self.sets:
+            edit = chosen[0] if len(chosen) == 1 else None
+            whole = edit is not None and len(edit.components) == 1 and edit.positions is None and edit.rows is None
+            found.append(str(edit.components[0]) if edit is not None and whole else "")
+        return found
+
+    def origin(self) -> dict[str, Any]:
+        """Where the values come from."""
+        name = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "a function")
+        task = {} if isinstance(self.prompts, Tensor) else {"task": self.prompts.name, "seed": self.prompts.seed}
+        return {
+            "method": "sweep", "metric": name, **task, "model": self.model.name, "fingerprint": self.model.fingerprint,
+            "version": version(),
+        }  # fmt: skip
+
+    def result(self, values: Tensor) -> xr.DataArray:
+        """Values [set, prompt] with what they are of."""
+        clean = measure(self.metric, self.clean.logits, self.prompts, self.clean.logits).detach().double().cpu()
+        return labelled(values, self.names, self.components, clean, self.origin())
+
+
+def labelled(values: Any, names: list[str], components: list[str], clean: Any, origin: dict[str, Any]) -> xr.DataArray:
+    """A sweep's values as an array: dims (edit, prompt), coordinates edit, component and clean."""
+    found = make(values, ("edit", "prompt"), **origin)
+    return found.assign_coords(edit=names, component=("edit", components), clean=("prompt", clean.tolist()))
 
 
 def check_metric(metric: Metric | None, prompts: Any) -> Metric:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from headscope.core.component import Component
-from headscope.core.errors import NotApplicable, UsageError, nearest
-from headscope.core.scores import make
+from headscope.core.errors import FileError, NotApplicable, UsageError, nearest
+from headscope.core.files import new_file, read_document, write_json
+from headscope.core.scores import from_frame, make, to_frame
 from headscope.draw import version
 from headscope.model import Model
+from headscope.sweep.folder import load_sweep
 from headscope.sweep.metrics import Metric, measure
 from headscope.sweep.sweep import clean, sweep
 from headscope.trace import Capture, Edit, patch, resolve, trace
@@ -36,6 +39,7 @@ OVER: dict[str, tuple[tuple[str, ...], Callable[[Model], list[Component]]]] = {
 }
 #: pairs whose metric differs by less than this between clean and corrupted say nothing and are left out
 FLOOR = 1e-3
+FORMAT = 1
 
 
 def _each(model: Model, kind: Any, n: int | None = None) -> list[Component]:
@@ -66,6 +70,27 @@ class Patching:
     corrupt: float
     used: float
 
+    def save(self, path: str | Path) -> None:
+        """Write `patching.json` and `patching.parquet` into a folder."""
+        path = Path(path)
+        with new_file(path / "patching.parquet") as temporary:
+            to_frame(self.effect).to_parquet(temporary, index=False)
+        known = {"clean": self.clean, "corrupt": self.corrupt, "used": self.used, "origin": self.effect.attrs}
+        write_json(path / "patching.json", {"format": "headscope-patching", "format_version": FORMAT, **known})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Patching:
+        """Read what `save` wrote. Raises FileError where it is damaged or of another version."""
+        import pandas as pd
+
+        path = Path(path)
+        document = read_document(path / "patching.json", "patching", "patching", FORMAT)
+        try:
+            effect = from_frame(pd.read_parquet(path / "patching.parquet"), **document["origin"])
+            return cls(effect, document["clean"], document["corrupt"], document["used"])
+        except (KeyError, TypeError, ValueError, OSError, UsageError) as error:
+            raise FileError(f"The patching {path} is damaged ({error!r}).") from None
+
     def _repr_html_(self) -> str:
         from headscope.draw.scores import figure
 
@@ -87,7 +112,8 @@ def patching(
 
     denoise: corrupted prompts with the clean value, (m_patched - m_corrupt) / (m_clean - m_corrupt): is it enough?
     noise: clean prompts with the corrupted value, (m_clean - m_patched) / (m_clean - m_corrupt): is it needed?
-    Options are those of `sweep`: out, resume, engine, progress. Heimersheim & Nanda 2024.
+    Options are those of `sweep`: out (which gets the result as well, for `load_run`), resume, engine, progress.
+    Heimersheim & Nanda 2024.
 
     Raises UsageError for a task without corrupted twins, NotApplicable where clean and corrupted do not differ.
     """
@@ -105,7 +131,16 @@ def patching(
     top, low = good[used].mean(), bad[used].mean()
     how = {"method": "activation patching", "direction": direction, "metric": _named(metric)}
     effect = (values - low if direction == "denoise" else top - values) / (top - low)
-    return Patching(_shaped(model, effect, over, positions, prompts, **how), float(top), float(low), float(used.mean()))
+    shaped = _shaped(model, effect, over, positions, prompts, **how)
+    found = Patching(shaped, float(top), float(low), float(used.mean()))
+    if options.get("out") is not None:
+        found.save(options["out"])
+    return found
+
+
+def load_run(path: str | Path) -> xr.DataArray | Patching:
+    """What `sweep` or `patching` wrote with `out`. Raises FileError where there is none, or none that is finished."""
+    return Patching.load(path) if (Path(path) / "patching.json").is_file() else load_sweep(path)
 
 
 def attribution_patching(
@@ -203,8 +238,11 @@ def _shaped(model: Model, effect: Any, over: str, positions: str, prompts: Promp
         dims, shape = (*dims, "position"), [*shape, prompts.tokens.shape[1]]
     known = {"model": model.name, "fingerprint": model.fingerprint, "version": version()}
     return make(
-        np.asarray(effect).reshape(shape), dims, task=prompts.name, over=over, positions=positions, **how, **known
-    )
+        np.asarray(effect).reshape(shape), dims, task=prompts.name, seed=prompts.seed, over=over, positions=positions,
+        **how, **known,
+    )  # fmt: skip
 
 
-__all__ = ["OVER", "Patching", "attribution_patching", "components_over", "corrupted", "patches", "patching"]
+__all__ = [
+    "OVER", "Patching", "attribution_patching", "components_over", "corrupted", "load_run", "patches", "patching",
+]  # fmt: skip

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from headscope.core.component import Component
 from headscope.core.errors import UsageError, nearest
-from headscope.core.scores import make
 from headscope.model import Model
 from headscope.sweep.folder import RunFolder
 from headscope.sweep.job import Job, check_metric
@@ -60,7 +59,8 @@ def sweep(
     engine: str = "local",
     progress: Callable[[int, int], None] | None = None,
 ) -> xr.DataArray:
-    """The metric under each edit (or set of edits): dims (edit, prompt), coordinate `edit` in words.
+    """The metric under each edit (or set of edits): dims (edit, prompt), coordinates `edit` in words, `component` where an
+    edit changes one as a whole, `clean` the metric of each prompt without edits.
 
     `prompts`: Prompts of a task, or token ids [batch, pos] with a metric that is a function of the logits at the last
     position. `metric` defaults to the task's. `out`: a folder that finished chunks are written to, so that a sweep that
@@ -98,10 +98,10 @@ def sweep(
         done += len(chunk.sets)
         if progress is not None:
             progress(done, len(job.sets))
+    result = job.result(values)
     if folder is not None:
-        folder.finish(job, values)
-    name = job.metric if isinstance(job.metric, str) else getattr(job.metric, "__name__", "a function")
-    return make(values, ("edit", "prompt"), metric=name, model=model.name).assign_coords(edit=job.names)
+        folder.finish(result)
+    return result
 
 
 def make_job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +96,12 @@ def pattern(
     prompt: str | None = None,
     model: Model | None = None,
     limit: float | None = None,
+    sink: bool = True,
+    query: int | None = None,
+    key: int | None = None,
 ) -> Figure:
-    """A head's attention on a row of the batch: rows look at columns.
+    """A head's attention on a row of the batch: rows look at columns. `sink=False` leaves out the first token, and colours
+    go to the largest weight of the others. `query`, `key`: a row, or a cell of it, in a frame.
 
     Raises UsageError where the run has no pattern of that head, or no such row.
     """
@@ -117,10 +122,30 @@ def pattern(
     source = model if model is not None else run.source
     tokens = [visible(token) for token in words(run, row)] or [str(i) for i in range(len(values))]
     text = prompt if prompt is not None else "".join(words(run, row))
-    about = {} if source is None else {"model": source.name, "fingerprint": source.fingerprint}
-    return of_pattern(
-        values.tolist(), tokens, str(chosen), {**about, "head": str(chosen), "prompt": text}, limit or 1.0
-    )
+    about: dict[str, Any] = {} if source is None else {"model": source.name, "fingerprint": source.fingerprint}
+    about |= {"head": str(chosen), "prompt": text}
+    if not sink:
+        values = values.clone()
+        values[:, 0] = 0.0  # which many heads look at when they have nothing to do
+        about["without"] = "the first token"
+        limit = limit or float(values.max()) or 1.0
+    found = of_pattern(values.tolist(), tokens, str(chosen), about, limit or 1.0)
+    if not sink:
+        found.data["panels"][0]["values"] = [[None, *line[1:]] for line in found.data["panels"][0]["values"]]
+    return found if query is None and key is None else _framed(found, query, key)
+
+
+def _framed(found: Figure, query: int | None, key: int | None) -> Figure:
+    """The figure with its frame. Raises UsageError for positions that the prompt has not."""
+    n = len(found.data["rows"])
+    if query is None:
+        raise UsageError("A key is framed in the row of its query; give query as well.")
+    for name, position in (("query", query), ("key", key)):
+        if position is not None and not 0 <= position < n:
+            raise UsageError(f"The {name} {position} does not exist: the prompt has positions 0 to {n - 1}.")
+    panel = {**found.data["panels"][0], "frames": [[query, key]]}
+    chosen = {"query": query} | ({} if key is None else {"key": key})
+    return replace(found, data={**found.data, "panels": [panel]}, provenance={**found.provenance, **chosen})
 
 
 def of_pattern(

@@ -12,6 +12,7 @@ from headscope.core.component import Component, components
 from headscope.core.controls import matched_sets
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.core.scores import top
+from headscope.draw import version
 from headscope.methods.run import score
 from headscope.model import Model
 from headscope.sweep import clean, sweep
@@ -36,7 +37,8 @@ class Verdict:
 
     `effect`, `control_*`: change of the metric from the clean run, mean over seeds. `diff_ci_*`: interval of effect
     minus control, `margin` what counts as no difference. `p` is corrected where several roles were tested together, `p_raw` is not. `dose`: rows {k, effect,
-    control_mean}. `side_effect`: change of plain-text loss under the chosen heads (NaN where not measured).
+    control_mean}. `side_effect`: change of plain-text loss under the chosen heads (NaN where not measured). `model`,
+    `fingerprint`, `seed`, `version`: what it was tested on and with; empty in files that did not say so yet.
     """
 
     role: str
@@ -64,6 +66,10 @@ class Verdict:
     reason: str
     dose: list[dict[str, float]] = field(default_factory=list)
     control_effects: list[float] = field(default_factory=list)
+    model: str = ""
+    fingerprint: str = ""
+    seed: int | None = None
+    version: str = ""
 
     def _repr_html_(self) -> str:
         from headscope.verify.show import curve
@@ -119,9 +125,9 @@ def verify(
         prompts = make(row.task, model, n_seeds, HELD_OUT + seed, **row.task_options)
         base = baseline(model, prompts)
     except NotApplicable as error:
-        return _untestable(row, str(error))
+        return _untestable(model, row, seed, str(error))
     if not base.able:
-        return _untestable(row, base.reason)
+        return _untestable(model, row, seed, base.reason)
     anatomy = model.anatomy
     controls, borrowed = matched_sets(chosen, anatomy.n_layers, anatomy.n_heads, n_controls, seed)
     sizes = _doses(len(chosen))
@@ -152,7 +158,7 @@ def verify(
         control_mean=float(control.mean()), control_sd=float(control.mean(1).std(ddof=1)), control_extreme=extreme,
         diff_ci_low=low, diff_ci_high=high, margin=row.margin * abs(float(before.mean())), p=p, p_raw=p, n_seeds=len(before), n_controls=n_controls,
         side_effect=_side_effect(model, row, chosen, seed), verdict="", reason="", dose=dose,
-        control_effects=[float(value) for value in control.mean(1)],
+        control_effects=[float(value) for value in control.mean(1)], **_origin(model, seed),
     )  # fmt: skip
     found = decide(found, p)
     if borrowed:
@@ -214,10 +220,15 @@ def _side_effect(model: Model, row: Role, chosen: list[Component], seed: int) ->
     )
 
 
-def _untestable(row: Role, reason: str) -> Verdict:
+def _origin(model: Model, seed: int) -> dict[str, Any]:
+    return {"model": model.name, "fingerprint": model.fingerprint, "seed": seed, "version": version()}
+
+
+def _untestable(model: Model, row: Role, seed: int, reason: str) -> Verdict:
     nan = float("nan")
     return Verdict(
         role=row.name, claim=row.claim, method=row.method, intervention=row.intervention, k=row.k, components=[], metric=row.metric, direction=row.direction, clean=nan,
         effect=nan, control_mean=nan, control_sd=nan, control_extreme=nan, diff_ci_low=nan, diff_ci_high=nan, margin=nan, p=nan,
         p_raw=nan, n_seeds=0, n_controls=0, side_effect=nan, verdict="not testable", reason=reason,
+        **_origin(model, seed),
     )  # fmt: skip
