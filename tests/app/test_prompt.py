@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,6 @@ from headscope.app import prompt as page
 from headscope.app import trial
 from headscope.app.session import MOST_TOKENS, Session
 from headscope.model import Model
-from headscope.routes import Route
 from headscope.routes.neuronpedia import attribution_graph
 from headscope.verify import prompt_of
 
@@ -148,21 +146,10 @@ class TestPrompt:
         assert told["target"]["below"] == under["target"]["rank"]
         assert ask("prompt/state", prompt=PROMPT, node="E@0")["promoted"] == []
 
-    @pytest.mark.parametrize("form", page.FORMATS)
-    def test_files(self, ask: Any, model: Model, form: str, tmp_path: Path) -> None:
-        told = ask("prompt/save", prompt=PROMPT, format=form, foil=-1)
-        route = hs.routes(model, PROMPT)
-        path = tmp_path / told["name"]
-        if form in ("png", "pdf"):
-            assert base64.b64decode(told["base64"])[:4] == {"png": b"\x89PNG", "pdf": b"%PDF"}[form]
-            return
-        path.write_text(told["text"], encoding="utf-8")
-        if form == "neuronpedia":
-            assert json.loads(told["text"]) == json.loads(json.dumps(attribution_graph(route)))
-        elif form == "json":
-            assert Route.load(path).document() == route.document()
-        else:
-            assert HOSTILE not in told["text"] and "&lt;img/src=x" in told["text"]
+    def test_a_route_for_neuronpedia(self, ask: Any, model: Model) -> None:
+        told = ask("prompt/neuronpedia", prompt=PROMPT, foil=-1)
+        assert json.loads(told["text"]) == json.loads(json.dumps(attribution_graph(hs.routes(model, PROMPT))))
+        assert told["name"] == "route.neuronpedia.json"
 
     def test_a_proof_is_a_job(self, ask: Any, client: TestClient, model: Model, tmp_path: Path) -> None:
         number = ask("prompt/prove", prompt=PROMPT, position=5, target=2, foil=7)["id"]
@@ -202,7 +189,6 @@ class TestPrompt:
             ("neurons", {"prompt": "a", "layer": 3, "at": 0}, "layers 0 to 2"),
             ("neurons", {"prompt": "a", "layer": 0, "at": 0, "threshold": 0.99}, "not on the route"),
             ("token", {"text": "two words"}, "must be one token"),
-            ("save", {"prompt": "a", "format": "exe"}, "no format 'exe'"),
             ("prove", {"prompt": "a", "threshold": -1}, "0.005 up to"),
         ],
     )

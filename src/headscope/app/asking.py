@@ -19,6 +19,10 @@ class Busy(HeadscopeError):
     """The model did not answer in time."""
 
 
+class Gone(HeadscopeError):
+    """Whoever asked has left, so that nobody reads this."""
+
+
 def session_of(request: Request) -> Session:
     """What the server shows."""
     session: Session = request.app.state.session
@@ -26,17 +30,31 @@ def session_of(request: Request) -> Session:
 
 
 async def ask(request: Request, title: str, work: Callable[[], Any]) -> Any:
-    """Run `work` on the thread that owns the model, and wait for it for a while. Raises Busy where that was in vain."""
+    """Run `work` on the thread that owns the model, and wait for it for a while; it is stopped between its steps when that
+    was in vain (Busy), or when whoever asked leaves (Gone). The request's body must have been read.
+    """
     jobs = session_of(request).jobs
     job = jobs.ask(title, work)
+    answer = asyncio.wrap_future(job.future)
+    left = asyncio.create_task(_left(request))
     try:
-        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(job.future)), MOST_SECONDS)
-    except TimeoutError:
+        await asyncio.wait({answer, left}, timeout=MOST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        if left.done():
+            raise Gone("The browser asked for something else.")
         busy = jobs.busy()
         reason = f"The model is busy with {busy}" if busy else f"There was no answer in {MOST_SECONDS:.0f} s"
-        raise Busy(f"{reason}; ask again later.") from None
+        raise Busy(f"{reason}; ask again later.")
     finally:
+        left.cancel()
         jobs.forget(job)
+
+
+async def _left(request: Request) -> None:
+    """Returns when the other side hangs up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def body(request: Request) -> dict[str, Any]:

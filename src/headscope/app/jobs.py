@@ -79,6 +79,7 @@ class Jobs:
         self._asked: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
+        self._current: Job | None = None  # the question that is answered within it, or itself
         self._closed = False
         self._number = 0
         self._changed = threading.Condition()
@@ -121,6 +122,11 @@ class Jobs:
             if job in self._asked:
                 self._asked.remove(job)
                 job.future.cancel()
+
+    def check(self) -> None:
+        """What takes long calls this between its steps. Raises Cancelled where nobody waits for it any more."""
+        if self._current is not None and self._current.stop:
+            raise Cancelled("Nobody waits for this any more.")
 
     def get(self, number: int) -> Job:
         """The job of that number."""
@@ -185,6 +191,7 @@ class Jobs:
                 job.since += self._answer_questions()  # which is no part of the time that a step takes
 
         job.since = time.monotonic()
+        outer, self._current = self._current, job
         try:
             answer = job.work(tell)
         except Cancelled:
@@ -200,6 +207,8 @@ class Jobs:
                 job.result = answer
             self._end(job, "done")
             job.future.set_result(answer)
+        finally:
+            self._current = outer
 
     def _answer_questions(self) -> float:
         """Between two steps of a job. Returns the seconds that it took."""

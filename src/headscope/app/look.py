@@ -4,6 +4,7 @@ without it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from headscope import tasks
 from headscope.core.component import head as head_component
-from headscope.core.errors import NotApplicable, UsageError
+from headscope.core.errors import UsageError
 from headscope.model.frozen import Frozen, freeze
+from headscope.routes.extract import check_decoder
 from headscope.trace import Capture, trace, zero
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 #: rows of the vocabulary that are multiplied at once
 CHUNK = 8192
+#: texts that are read at once
+BATCH = 8
 
 
 def check_head(model: Model, layer: int, index: int) -> None:
@@ -59,7 +63,7 @@ def pattern(model: Model, layer: int, index: int, ids: Tensor) -> Tensor:
 def direct(model: Model, layer: int, index: int, ids: Tensor, query: int, key: int | None = None) -> Tensor:
     """[vocab]: what the head's output at `query` adds to the logits directly; see `written`."""
     check_head(model, layer, index)
-    check_decoder(model)
+    check_decoder(model, "Next tokens")
     width = ids.shape[1]
     if not 0 <= query < width or (key is not None and not 0 <= key < width):
         raise UsageError(f"The prompt has positions 0 to {width - 1}.")
@@ -87,23 +91,28 @@ def written(
     or from all keys. Logits relative to the mean over the vocabulary, with the norms' scale as in this pass.
     """
     logits = direct(model, layer, index, ids, query, key)
-    return _ranked(model, logits - logits.mean(), k)
+    return ranked(model, logits - logits.mean(), k)
 
 
 @torch.no_grad()
 def examples(
-    model: Model, layer: int, index: int, *, seed: int = 0, n: int = 32, length: int = 48, k: int = 8
-) -> dict[str, Any]:
+    model: Model, layer: int, index: int, *, seed: int = 0, n: int = 32, length: int = 48, k: int = 8,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:  # fmt: skip
     """Where on plain text the head writes most: the positions with the longest output z·W_O, one a text at most.
 
-    `factor`: that length over its mean. The first position is left out, where sinks keep what they do not use.
+    `factor`: that length over its mean. The first position is left out, where sinks keep what they do not use. `check` is
+    called before every batch of texts, and may stop it all.
     """
     check_head(model, layer, index)
     prompts = tasks.make("plain-text", model, n, seed, length=length)
-    run = trace(model, prompts, ["z", "pattern"], layers=[layer], logits=None)
-    size = (
-        (run["z", layer][:, :, index] @ model.anatomy.W_O(layer, index)).norm(dim=-1)[:, 1:].float()
-    )  # [prompt pos - 1]
+    patterns, sizes = [], []
+    for tokens in prompts.tokens.split(BATCH):
+        check()
+        run = trace(model, tokens, ["z", "pattern"], layers=[layer], logits=None)
+        patterns.append(run["pattern", layer][:, index])
+        sizes.append((run["z", layer][:, :, index] @ model.anatomy.W_O(layer, index)).norm(dim=-1)[:, 1:].float())
+    pattern, size = torch.cat(patterns), torch.cat(sizes)  # [prompt query key], [prompt pos - 1]
     best = size.max(-1)
     rows = []
     for row in best.values.topk(min(k, len(size))).indices.tolist():
@@ -114,7 +123,7 @@ def examples(
                 "text": model.tokenizer.decode(prompts.tokens[row, len(model.prefix) :]),
                 "at": at,
                 "factor": float(best.values[row] / size.mean()),
-                "attention": [round(float(x), 4) for x in run["pattern", layer][row, index, at]],
+                "attention": [round(float(x), 4) for x in pattern[row, at]],
             }
         )
     return {"examples": rows, "texts": len(size), "length": length}
@@ -126,7 +135,7 @@ def copies(model: Model, layer: int, index: int, token: int, k: int = 10) -> dic
     look for (QK, no rotation, no biases).
     """
     check_head(model, layer, index)
-    check_decoder(model)
+    check_decoder(model, "Next tokens")
     a = model.anatomy
     stream = trace(model, torch.tensor([[token]], device=model.device), ["resid_pre"], layers=[0], logits=None)
     x = stream["resid_pre", 0][0, -1]  # [d_model]
@@ -143,14 +152,14 @@ def copies(model: Model, layer: int, index: int, token: int, k: int = 10) -> dic
     wanted = x @ a.W_Q(layer, index) @ a.W_K(layer, index).T / a.d_head**0.5  # [d_model]
     rows = [before(part) @ wanted for part in a.W_E.split(CHUNK)]
     logits = out @ a.W_U
-    return {"ov": _ranked(model, logits - logits.mean(), k), "qk": _ranked(model, torch.cat(rows), k)}
+    return {"ov": ranked(model, logits - logits.mean(), k), "qk": ranked(model, torch.cat(rows), k)}
 
 
 @torch.no_grad()
 def without(model: Model, layer: int, index: int, ids: Tensor, k: int = 10) -> dict[str, Any]:
     """The next token's probabilities with and without the head's output, and KL(with ‖ without) in nats."""
     check_head(model, layer, index)
-    check_decoder(model)
+    check_decoder(model, "Next tokens")
     before = _last(model, ids, [])
     after = _last(model, ids, [zero(head_component(layer, index))])
     moved = (after.exp() - before.exp()).abs()
@@ -168,20 +177,14 @@ def _last(model: Model, ids: Tensor, edits: Any) -> Tensor:
     return trace(model, ids, edits=edits, logits="last").logits[0, -1].float().log_softmax(-1)
 
 
-def check_decoder(model: Model) -> None:
-    """Raise NotApplicable for a model that does not predict next tokens from its last stream."""
-    parts = model.anatomy.parts
-    if not model.is_causal or parts.unembed is None or parts.norm_placement == "post":
-        raise NotApplicable(f"Next tokens are read in decoders that predict them; {model.name} is none.")
-
-
 def _through(norm: Frozen | None, x: Tensor) -> Tensor:
     if norm is None:
         return x
     return ((x - x.mean(-1, keepdim=True) if norm.centred else x) * norm.gain / norm.scale[..., None]).reshape(-1)
 
 
-def _ranked(model: Model, values: Tensor, k: int) -> dict[str, Any]:
+def ranked(model: Model, values: Tensor, k: int) -> dict[str, Any]:
+    """The tokens of the k highest and the k lowest of values [vocab], with these."""
     if model.tokenizer is not None:
         values = values[: len(model.tokenizer)]  # rows past it are padding that no text contains
     values = values.float()

@@ -5,13 +5,11 @@ All of it is read from one pass, which is kept for the next question about the s
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
-import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,15 +17,16 @@ from torch import Tensor
 
 from headscope.app import look
 from headscope.core.errors import NotApplicable, UsageError
-from headscope.model.discover import first_tensor
 from headscope.model.frozen import freeze
-from headscope.routes.extract import BIASES, token_id
+from headscope.routes.extract import BIASES, check_decoder, token_id
+from headscope.routes.logit_lens import rank_of, read_lens, unembed
 from headscope.routes.neuronpedia import attribution_graph
 from headscope.routes.walk import Goal, Walk
 from headscope.trace import trace
 
 if TYPE_CHECKING:
     from headscope.model import Model
+    from headscope.routes.logit_lens import Lens
     from headscope.routes.route import Route
 
 #: below this, routes of a long prompt have more edges than anybody can look at
@@ -36,7 +35,6 @@ LEAST_THRESHOLD = 0.005
 MOST_WALK_SECONDS = 100.0
 #: columns of the lens that are read at once: each costs one unembedding a layer
 MOST_COLUMNS = 64
-FORMATS = ("json", "svg", "html", "png", "pdf", "neuronpedia")
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,11 @@ def read(model: Model, prompt: str, more: tuple[int, ...], most: int) -> Tensor:
 @dataclass(eq=False)
 class _Walk(Walk):
     until: float = float("inf")
+    #: raises where nobody waits for the answer any more
+    check: Callable[[], None] = lambda: None
 
     def into(self, layer: int, rows: Tensor) -> Tensor:
+        self.check()
         if time.monotonic() > self.until:
             raise NotApplicable(
                 f"The route was not found within {MOST_WALK_SECONDS:.0f} s; raise the threshold or take a shorter prompt."
@@ -136,6 +137,18 @@ class Seen:
         walk.until = time.monotonic() + MOST_WALK_SECONDS
         return walk
 
+    def lens(self, target: int, start: int, stop: int, k: int = 5) -> Lens:
+        """As `hs.lens`, over the pass that is there, and at most MOST_COLUMNS positions."""
+        run, n = self.walk.run, self.model.anatomy.n_layers
+
+        def streams() -> Iterator[Tensor]:
+            for i in range(n + 1):
+                self.walk.check()
+                yield run["resid_pre", i] if i < n else run["resid_post", n - 1]
+
+        stop = stop if stop > self.width else min(stop, start + MOST_COLUMNS)
+        return read_lens(self.model, self.walk.tokens[0].tolist(), streams(), target, start, stop, k)
+
     def state(self, node: str) -> tuple[Tensor, str | None]:
         """The stream [d_model] at a node such as L5A@3, and the node below it. Raises UsageError for another name."""
         run, anatomy = self.walk.run, self.model.anatomy
@@ -160,35 +173,24 @@ class Seen:
 
 
 class Desk:
-    """The last prompt that was looked at; only the thread of the queue may use it."""
+    """The last prompt that was looked at; only the thread of the queue may use it. `check` is called between the steps of
+    what takes long, and may stop it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         self._seen: Seen | None = None
+        self._check = check
 
     @torch.no_grad()
     def see(self, model: Model, ids: Tensor) -> Seen:
         """The pass over these tokens, which may be there already."""
-        look.check_decoder(model)
+        check_decoder(model, "Next tokens")
         seen = self._seen
         if seen is None or seen.model is not model or not torch.equal(seen.walk.tokens, ids):
             self._seen = None  # its memory is free for the next one
-            walk = _Walk(model, ids, ids.shape[1] - 1, 0.04, "part", 0)
+            walk = _Walk(model, ids, ids.shape[1] - 1, 0.04, "part", 0, check=self._check)
             self._seen = seen = Seen(walk, {walk.at: walk.run.logits[0, 0]})
         return seen
-
-
-def unembed(model: Model, x: Tensor) -> Tensor:
-    """Logits [row, vocab] that the model would make of streams [row, d_model], were they the last."""
-    a = model.anatomy
-    assert a.parts.unembed is not None  # see check_decoder
-    logits: Tensor = a.parts.unembed(x if a.final_norm is None else first_tensor(a.final_norm(x)))
-    cap = getattr(model.hf.config, "final_logit_softcapping", None)
-    return cap * torch.tanh(logits / cap) if cap else logits
-
-
-def _rank(logits: Tensor, token: int) -> Tensor:
-    """Places from 1, over the last dim."""
-    return (logits > logits[..., token, None]).sum(-1) + 1
 
 
 @torch.no_grad()
@@ -201,7 +203,7 @@ def predicted(seen: Seen, question: Question, k: int = 20) -> dict[str, Any]:
 
     def row(i: int) -> dict[str, Any]:
         return {
-            "id": i, "token": look.words(seen.model, [i])[0], "p": float(probs[i]), "rank": int(_rank(logits, i)),
+            "id": i, "token": look.words(seen.model, [i])[0], "p": float(probs[i]), "rank": int(rank_of(logits, i)),
         }  # fmt: skip
 
     words = look.words(seen.model, seen.walk.tokens[0])
@@ -224,26 +226,11 @@ def lens(seen: Seen, question: Question, start: int, stop: int, k: int = 5) -> d
     `levels`: E and the layers, from below; `top` and `p` [level × pos × k], `rank` and `target_p` [level × pos] of the
     target, as flat lists; `words`: the text of each id.
     """
-    model, run = seen.model, seen.walk.run
-    if not 0 <= start < stop <= seen.width:
-        raise UsageError(f"The prompt has positions 0 to {seen.width - 1}.")
-    stop = min(stop, start + MOST_COLUMNS)
-    target, n = seen.goal(question).target, model.anatomy.n_layers
-    k = min(k, model.n_vocab)
-    found: dict[str, list[Any]] = {"top": [], "p": [], "rank": [], "target_p": []}
-    for layer in range(n + 1):
-        x = run["resid_pre", layer] if layer < n else run["resid_post", n - 1]
-        logits = unembed(model, x[0, start:stop]).float()
-        best = logits.topk(k)
-        total = logits.logsumexp(-1, keepdim=True)
-        found["top"] += best.indices.flatten().tolist()
-        found["p"] += (best.values - total).exp().flatten().tolist()
-        found["rank"] += _rank(logits, target).tolist()
-        found["target_p"] += (logits[:, target] - total[:, 0]).exp().tolist()
-    ids = sorted({*found["top"], target})
+    found = seen.lens(seen.goal(question).target, start, stop, k)
+    flat = {name: getattr(found, name).flatten().tolist() for name in ("top", "p", "rank", "target_p")}
     return {
-        "start": start, "stop": stop, "k": k, "levels": ["E", *(f"L{i}" for i in range(n))], "target": target,
-        "words": dict(zip(ids, look.words(model, ids), strict=True)), **found,
+        "start": start, "stop": found.stop, "k": found.top.shape[-1], "levels": found.levels, "target": found.target_id,
+        "words": found.words, **flat,
     }  # fmt: skip
 
 
@@ -271,8 +258,8 @@ def state(seen: Seen, question: Question, node: str, k: int = 12) -> dict[str, A
 
     def row(i: int) -> dict[str, Any]:
         return {
-            "id": i, "token": look.words(model, [i])[0], "p": float(probs[i]), "rank": int(_rank(here, i)),
-            "below": None if under is None else int(_rank(under, i)),
+            "id": i, "token": look.words(model, [i])[0], "p": float(probs[i]), "rank": int(rank_of(here, i)),
+            "below": None if under is None else int(rank_of(under, i)),
         }  # fmt: skip
 
     changed: dict[str, Any] = {"promoted": [], "suppressed": []}
@@ -334,19 +321,7 @@ def _direct(seen: Seen, vectors: Tensor, position: int, k: int = 8) -> list[dict
     return found
 
 
-def as_file(found: Route, form: str) -> dict[str, str]:
-    """A route as a file to save: its name and its text, or for png and pdf its bytes in base64.
-
-    Raises UsageError for another format.
-    """
-    if form not in FORMATS:
-        raise UsageError(f"There is no format {form!r}; a route is saved as {', '.join(FORMATS)}.")
-    if form == "neuronpedia":
-        text = json.dumps(attribution_graph(found), indent=1, ensure_ascii=False)
-        return {"name": "route.neuronpedia.json", "text": text}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"route.{form}"
-        found.save(path)
-        if form in ("png", "pdf"):
-            return {"name": path.name, "base64": base64.b64encode(path.read_bytes()).decode()}
-        return {"name": path.name, "text": path.read_text(encoding="utf-8")}
+def neuronpedia(found: Route) -> dict[str, str]:
+    """A route as a file that Neuronpedia reads."""
+    text = json.dumps(attribution_graph(found), indent=1, ensure_ascii=False)
+    return {"name": "route.neuronpedia.json", "text": text}

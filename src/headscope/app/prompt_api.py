@@ -35,22 +35,28 @@ class PromptApi:
         """What the server mounts."""
         answers: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "look": self._look, "lens": self._lens, "route": self._route, "state": self._state,
-            "neurons": self._neurons, "token": self._token, "save": self._save, "prove": self._prove,
+            "neurons": self._neurons, "token": self._token, "neuronpedia": self._neuronpedia, "prove": self._prove,
         }  # fmt: skip
         return [Route(f"/{name}", answer, methods=["POST"]) for name, answer in answers.items()]
 
     def _see(self, session: Session, question: Question) -> Seen:
         from headscope.app import prompt
 
-        self._desk = self._desk or prompt.Desk()
+        self._desk = self._desk or prompt.Desk(session.jobs.check)
         model = session.model()
         return self._desk.see(model, prompt.read(model, question.prompt, question.more, MOST_TOKENS))
+
+    async def about(
+        self, request: Request, title: str, given: dict[str, Any], work: Callable[[Seen, Question], Any]
+    ) -> Any:
+        """What `work` says about the prediction that a request names."""
+        question, session = _question(given), session_of(request)
+        return await ask(request, title, lambda: work(self._see(session, question), question))
 
     async def _about(
         self, request: Request, title: str, given: dict[str, Any], work: Callable[[Seen, Question], Any]
     ) -> Response:
-        question, session = _question(given), session_of(request)
-        return as_json(await ask(request, title, lambda: work(self._see(session, question), question)))
+        return as_json(await self.about(request, title, given, work))
 
     async def _look(self, request: Request) -> Response:
         from headscope.app import prompt
@@ -101,13 +107,12 @@ class PromptApi:
 
         return as_json(await ask(request, "Token", work))
 
-    async def _save(self, request: Request) -> Response:
+    async def _neuronpedia(self, request: Request) -> Response:
         from headscope.app import prompt
 
         given = await body(request)
-        form = field(given, "format", str)
         return await self._about(
-            request, "Save the route", given, lambda seen, q: prompt.as_file(prompt.route(seen, q), form)
+            request, "Save the route", given, lambda seen, q: prompt.neuronpedia(prompt.route(seen, q))
         )
 
     async def _prove(self, request: Request) -> Response:

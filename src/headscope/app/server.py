@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 
 from headscope.app.asking import Busy, ask, body, field, place, session_of
+from headscope.app.figure_api import FigureApi
 from headscope.app.guard import Guard
 from headscope.app.jobs import sentence
 from headscope.app.prompt_api import PromptApi
@@ -49,6 +50,7 @@ def policy() -> str:
 
 def create(session: Session, *, hosts: set[str] | None, token: str | None = None) -> Guard:
     """The ASGI application. `hosts`: values of the Host header that it answers to; None for any, with a token."""
+    prompts = PromptApi()
     views = ["/", "/head/{layer:int}/{head:int}", "/prompt", "/try", "/runs"]
     api = [
         Route("/state", _state),
@@ -61,7 +63,8 @@ def create(session: Session, *, hosts: set[str] | None, token: str | None = None
         Route("/copies", _copies, methods=["POST"]),
         Route("/examples", _examples, methods=["POST"]),
         Route("/ablate", _ablate, methods=["POST"]),
-        Mount("/prompt", routes=PromptApi().routes()),
+        Route("/figure", FigureApi(prompts).answer, methods=["POST"]),
+        Mount("/prompt", routes=prompts.routes()),
         Mount("/try", routes=TryApi().routes()),
         Route("/choices", _choices),
         Route("/jobs", _jobs, methods=["GET"]),
@@ -204,7 +207,8 @@ async def _examples(request: Request) -> Response:
     def work() -> Any:
         from headscope.app import look
 
-        return look.examples(session_of(request).model(), layer, head, seed=seed)
+        session = session_of(request)
+        return look.examples(session.model(), layer, head, seed=seed, check=session.jobs.check)
 
     return as_json(await ask(request, f"Examples of L{layer}H{head}", work))
 

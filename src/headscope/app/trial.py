@@ -7,6 +7,7 @@ import json
 import math
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from headscope.app import look
 from headscope.core.component import Component, components
 from headscope.core.errors import FileError, UsageError
-from headscope.routes.extract import token_id
+from headscope.routes.extract import check_decoder, token_id
 from headscope.trace import Capture, Edit, add, edited, load_edits, save_edits, scale, trace, zero
 from headscope.trace.edit import check_edit
 
@@ -184,7 +185,7 @@ def _steer(model: Model, row: dict[str, Any], ids: Tensor | None, where: dict[st
     if "token" in row:
         if ids is None:
             raise UsageError("Steering towards a token needs a prompt, which says how long the stream is.")
-        look.check_decoder(model)
+        check_decoder(model, "Next tokens")
         direction = a.W_U[:, token_id(model, row["token"] if isinstance(row["token"], (int, str)) else -1)]
         x = stream(ids)
         long = x[min(1, len(x) - 1) :].norm(dim=-1).mean()
@@ -202,7 +203,7 @@ def compare(model: Model, ids: Tensor, edits: list[Edit], k: int = 12) -> dict[s
     """The next token's probabilities and the mean loss on the prompt's own tokens, without and with the edits; the tokens
     that change most come first.
     """
-    look.check_decoder(model)
+    check_decoder(model, "Next tokens")
     sides = []
     for some in ([], edits):
         logits = trace(model, ids, edits=some).logits[0]
@@ -238,21 +239,31 @@ def _loss(logits: Tensor, ids: Tensor) -> float | None:
 
 
 @torch.no_grad()
-def continued(model: Model, ids: Tensor, edits: list[Edit], n: int) -> dict[str, Any]:
-    """How the model itself goes on, always with its best token, without and with the edits."""
-    look.check_decoder(model)
+def continued(
+    model: Model, ids: Tensor, edits: list[Edit], n: int, check: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """How the model itself goes on, always with its best token, without and with the edits. `check` is called after every
+    token, and may stop it all.
+    """
+    check_decoder(model, "Next tokens")
     if not 1 <= n <= MOST_NEW:
         raise UsageError(f"A continuation has 1 to {MOST_NEW} tokens here, but {n} were asked for.")
     if model.max_positions and ids.shape[1] + n > model.max_positions:
         raise UsageError(
             f"{model.name} reads at most {model.max_positions} tokens; take a shorter prompt or fewer new ones."
         )
+
+    def goes_on(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        check()
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
     found: dict[str, Any] = {}
     for name, some in (("before", []), ("after", edits)):
         with edited(model, some) as hf:
             out = hf.generate(
                 input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False, num_beams=1,
                 max_time=MOST_SECONDS, pad_token_id=_padding(model), return_dict_in_generate=False,
+                stopping_criteria=[goes_on],
             )  # fmt: skip
         found[name] = look.words(model, out[0, ids.shape[1] :])
     return found

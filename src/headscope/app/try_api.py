@@ -57,7 +57,7 @@ class TryApi:
 
             model = session.model()
             ids = look.read(model, prompt, MOST_TOKENS)
-            return trial.continued(model, ids, trial.build(model, rows, ids, self._files), n)
+            return trial.continued(model, ids, trial.build(model, rows, ids, self._files), n, session.jobs.check)
 
         return as_json(await ask(request, "Go on with edits", work))
 

@@ -6,6 +6,7 @@ import { Heat } from "../lib/heat.js";
 import { useKeys } from "../lib/keys.js";
 import { Chart, Failure, SIGNS, Scale, Verdict, Waiting } from "../lib/parts.js";
 import { css, limit } from "../lib/colour.js";
+import { Save } from "../lib/save.js";
 import { useTheme } from "../lib/theme.js";
 import { name, number, parseHead, signed } from "../lib/text.js";
 import { StartScan } from "./runs.js";
@@ -113,6 +114,7 @@ function Loaded({ atlas }) {
         </select>
       </label>
       ${shown && html`<span class="soft count">${shown.size} of ${layers * heads} heads</span>`}
+      ${method && html`<${Save} says="Save all methods" what="all methods" of=${{ of: "methods" }} />`}
     </div>
     ${!method && html`<p>This atlas holds no scores of heads.</p>`}
     <div class=${other ? "compare" : "single"}>
@@ -122,14 +124,16 @@ function Loaded({ atlas }) {
         ${one.error && html`<${Failure} error=${one.error} />`}
         ${one.value && html`<${Heat} ...${grid} values=${one.value.values} label=${method.id} />
           <${Scale} most=${limit(one.value.values)} low=${method.low} />
-          <span class="soft legend"><i class="ring"></i> in a supported role ${marks.size ? "" : "(none)"}</span>`}
+          <span class="soft legend"><i class="ring"></i> in a supported role ${marks.size ? "" : "(none)"}</span>
+          <${Save} what=${`the scores of ${method.id}`} of=${{ of: "scores", method: method.id }} />`}
       </section>`}
       ${other && html`<section class="panel">
         <h2>${other.title}</h2>
         <p class="soft">Higher means ${other.higher_means}. ${other.paper && html`<span class="paper">${other.paper}</span>`}</p>
         ${two.error && html`<${Failure} error=${two.error} />`}
         ${two.value && html`<${Heat} ...${grid} values=${two.value.values} label=${other.id} />
-          <${Scale} most=${limit(two.value.values)} low=${other.low} />`}
+          <${Scale} most=${limit(two.value.values)} low=${other.low} />
+          <${Save} what=${`the scores of ${other.id}`} of=${{ of: "scores", method: other.id }} />`}
       </section>`}
       ${method && one.value && !other && html`<${Ranking} values=${one.value.values} heads=${heads} shown=${shown} told=${told} onHover=${setHovered} rolesOf=${rolesOf} />`}
     </div>
@@ -199,6 +203,7 @@ function Compared({ x, y, xs, ys, heads, shown, locked, told, onLock, onHover })
         ],
       })}
     />
+    <${Save} what="the comparison" of=${{ of: "scores", method: x.id, against: y.id }} />
   </section>`;
 }
 
@@ -212,7 +217,7 @@ function Roles({ verdicts, show }) {
       <tbody>
         ${verdicts.map((v) => html`<tr>
           <td><a href=${hrefWith({ show: show === `role:${v.role}` ? null : `role:${v.role}`, method: v.method })}><b>${v.role}</b></a><br /><small class="soft">${v.claim}</small></td>
-          <td><${Verdict} verdict=${v.verdict} /></td>
+          <td><${Verdict} verdict=${v.verdict} /><${Save} what=${`the proof of ${v.role}`} of=${{ of: "role", role: v.role, heads: v.components }} /></td>
           <td class="n">${signed(v.effect)}<br /><small class="soft">${v.metric}, ${v.intervention}</small></td>
           <td class="n">${signed(v.control_mean)} ± ${number(v.control_sd)}</td>
           <td class="n">${signed(v.diff_ci_low)} … ${signed(v.diff_ci_high)}</td>

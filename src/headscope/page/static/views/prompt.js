@@ -7,6 +7,7 @@ import { useWidth } from "../lib/heat.js";
 import { useKeys } from "../lib/keys.js";
 import { LensTable, columnsFor } from "../lib/lens.js";
 import { Failure, Token, Waiting } from "../lib/parts.js";
+import { Save } from "../lib/save.js";
 import { useTheme } from "../lib/theme.js";
 import { percent, signed, visible } from "../lib/text.js";
 import { RoutePanel } from "./route.js";
@@ -145,6 +146,10 @@ function OtherTokens({ onGoal }) {
   </form>`;
 }
 
+// A file has the whole prompt, or as much of a long one as can be read, from where the table is.
+const MOST_COLUMNS = 64;
+const drawn = (total, start) => (total <= MOST_COLUMNS ? { start: 0, stop: total } : { start: Math.min(start, total - MOST_COLUMNS), stop: Math.min(total, start + MOST_COLUMNS) });
+
 function LensPanel({ question, told, address, choose }) {
   const box = useRef();
   const width = useWidth(box);
@@ -170,6 +175,7 @@ function LensPanel({ question, told, address, choose }) {
         <button class="small" disabled=${start === 0} onClick=${() => address.set({ lens: Math.max(0, start - n) })}>earlier</button>
         <button class="small" disabled=${start + n >= total} onClick=${() => address.set({ lens: start + n })}>later</button>
         ${given !== null && html`<button class="small" onClick=${() => address.set({ lens: null })}>to the chosen one</button>`}`}
+      <${Save} what="the logit lens" of=${{ of: "lens", prompt, more, position, target: told.target.id, by, ...drawn(total, start) }} />
     </div>
     ${found.error && html`<${Failure} error=${found.error} />`}
     <div ref=${box}>

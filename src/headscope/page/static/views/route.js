@@ -3,11 +3,11 @@ import { html, useEffect, useMemo, useState } from "../lib/ui.js";
 import { hrefWith } from "../lib/address.js";
 import { post, useAsk } from "../lib/api.js";
 import { css, limit } from "../lib/colour.js";
-import { download } from "../lib/download.js";
 import { grouped } from "../lib/layout.js";
 import { Failure, Scale, Token, TokenTable, Waiting } from "../lib/parts.js";
 import { useQuiet } from "../lib/quiet.js";
 import { RouteGraph, signedLimit } from "../lib/route.js";
+import { Save } from "../lib/save.js";
 import { useTheme } from "../lib/theme.js";
 import { number, parseHead, percent, signed } from "../lib/text.js";
 import { Progress, refresh, useJobs } from "./runs.js";
@@ -37,7 +37,7 @@ export function RoutePanel({ question, told, address }) {
         onInput=${(e) => setSlide(share(Number(e.target.value)))} /> <b>${Number((100 * slide).toPrecision(2))} %</b></label>
       <label class="soft">Biases <select value=${question.biases} onChange=${(e) => address.set({ biases: e.target.value === "part" ? null : e.target.value, on: null })}>
         ${[["part", "on their own"], ["heads", "in the heads"], ["drop", "left out"]].map(([name, says]) => html`<option value=${name} selected=${name === question.biases}>${says}</option>`)}</select></label>
-      <${Save} question=${question} />
+      <${Save} what="the route" of=${{ of: "route", ...question }} more=${[{ says: "Neuronpedia", url: "/api/prompt/neuronpedia", body: question }]} />
     </div>
     ${route && html`<${Counts} route=${route} waiting=${found.stale || slide !== question.threshold} />`}
     ${found.error && html`<${Failure} error=${found.error} />`}
@@ -62,16 +62,6 @@ function Counts({ route, waiting }) {
   const columns = new Set(route.nodes.map((node) => node.position)).size;
   return html`<p class="soft counts" aria-live="polite"><b>${heads.toLocaleString("en")}</b> of ${count(route.parts, "edge")} of heads into the states that are reached, ${count(mlps, "MLP")}, ${count(route.nodes.length, "state")}
     ${columns < total && html` · ${total - columns} of ${total} tokens are not reached and not drawn`}${waiting && " · finding the new one …"}</p>`;
-}
-
-function Save({ question }) {
-  const [error, setError] = useState(null);
-  const save = (format) => {
-    setError(null);
-    post("/api/prompt/save", { ...question, format }).then(download, (failed) => setError(failed.message));
-  };
-  return html`<span class="soft saves">Save ${[["json", ".json"], ["svg", ".svg"], ["html", ".html"], ["png", ".png"], ["pdf", ".pdf"], ["neuronpedia", "Neuronpedia"]].map(([format, says]) => html`<button class="small" onClick=${() => save(format)}>${says}</button> `)}</span>
-    ${error && html`<${Failure} error=${error} />`}`;
 }
 
 function Proof({ question }) {
