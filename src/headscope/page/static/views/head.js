@@ -6,6 +6,7 @@ import { css } from "../lib/colour.js";
 import { useKeys } from "../lib/keys.js";
 import { Controls, Dose, Failure, Scale, Token, TokenTable, Verdict, Waiting } from "../lib/parts.js";
 import { Looked, Pattern, strongest } from "../lib/pattern.js";
+import { Save } from "../lib/save.js";
 import { useTheme } from "../lib/theme.js";
 import { Progress, useJobs, useStart } from "./runs.js";
 import { name, number, parseHead, percent, signed, visible } from "../lib/text.js";
@@ -96,7 +97,7 @@ function Roles({ about }) {
       <dt>plain text</dt><dd>${v.side_effect === null ? "not measured" : `${signed(v.side_effect)} loss`}</dd>
     </dl>
     <div class="charts">
-      ${v.dose.length > 1 && html`<figure><figcaption class="soft">More heads, more effect?</figcaption><${Dose} verdict=${v} /></figure>`}
+      ${v.dose.length > 1 && html`<figure><figcaption class="soft">More heads, more effect? <${Save} what=${`the proof of ${v.role}`} of=${{ of: "role", role: v.role, heads: v.components }} /></figcaption><${Dose} verdict=${v} /></figure>`}
       <figure><figcaption class="soft">Against random sets</figcaption><${Controls} verdict=${v} /></figure>
     </div>
   </article>`);
@@ -163,6 +164,7 @@ function OnPrompt({ layer, head, address, server }) {
       <div class=${large ? "" : "columns wide-left"}>
         <div>
           <h3>Where it looks <button class="plain small" onClick=${() => setLarge(!large)}>${large ? "smaller" : "enlarge"}</button></h3>
+          <${Save} what="the attention" of=${{ of: "attention", layer, head, prompt: found.of.prompt, query: locked?.q, key: locked?.k, sink: first ? undefined : 0 }} />
           <${Pattern} values=${found.value.values} tokens=${tokens} locked=${locked} onLock=${lock} large=${large} first=${first} most=${most} />
           <${Scale} most=${most} low=${0} />
           <label class="small"><input type="checkbox" checked=${!first} onChange=${() => address.set({ sink: first ? "0" : null })} /> without the first token, the usual sink</label>
