@@ -63,6 +63,7 @@ def create(session: Session, *, hosts: set[str] | None, token: str | None = None
         Route("/copies", _copies, methods=["POST"]),
         Route("/examples", _examples, methods=["POST"]),
         Route("/ablate", _ablate, methods=["POST"]),
+        Route("/neuron", _neuron, methods=["POST"]),
         Route("/figure", FigureApi(prompts).answer, methods=["POST"]),
         Mount("/prompt", routes=prompts.routes()),
         Mount("/try", routes=TryApi().routes()),
@@ -224,6 +225,18 @@ async def _ablate(request: Request) -> Response:
         return look.without(model, layer, head, look.read(model, prompt, MOST_TOKENS))
 
     return as_json(await ask(request, f"Without L{layer}H{head}", work))
+
+
+async def _neuron(request: Request) -> Response:
+    given = await body(request)
+    layer, index = field(given, "layer", int), field(given, "neuron", int)
+
+    def work() -> Any:
+        from headscope.app import neuron
+
+        return neuron.written(session_of(request).model(), layer, index)
+
+    return as_json(await ask(request, f"Weights of L{layer}N{index}", work))
 
 
 # the queue

@@ -4,27 +4,41 @@ import { go, headHref, useAddress, viewHref } from "./address.js";
 import { useGet } from "./api.js";
 import { listed, useKeys } from "./keys.js";
 import { choose, chosen, effective, useTheme } from "./theme.js";
-import { parseHead } from "./text.js";
+import { parseHead, parseNeuron } from "./text.js";
 import { Failure } from "./parts.js";
 
 function Search({ field, atlas }) {
   const [wrong, setWrong] = useState("");
+  const address = useAddress();
   function find(event) {
     event.preventDefault();
     const text = field.current.value.trim();
     const place = parseHead(text);
+    const neuron = parseNeuron(text);
+    if (neuron) return findNeuron(neuron);
     const method = atlas?.methods.find((m) => m.id === text.toLowerCase());
     const role = atlas?.verdicts.find((v) => v.role === text.toLowerCase());
     const size = atlas?.model.anatomy;
     if (place && size && (place[0] >= size.n_layers || place[1] >= size.n_heads))
       return setWrong(`This model has ${size.n_layers} layers of ${size.n_heads} heads, counted from 0.`);
-    if (!place && !method && !role) return setWrong("Write a head such as L5H3, a method or a role.");
+    if (!place && !method && !role) return setWrong("Write a head such as L5H3, a neuron such as L5N7, a method or a role.");
     setWrong("");
     field.current.blur();
     go(place ? headHref(...place) : viewHref("/", method ? { method: method.id } : { method: role.method, show: `role:${role.role}` }));
   }
+  // in the scores of neurons that are shown, or else in the first there are
+  function findNeuron([layer, index]) {
+    const scored = (atlas?.methods || []).filter((m) => m.dims.join() === "layer,neuron");
+    const method = scored.find((m) => m.id === address.get("method")) || scored[0];
+    if (!method) return setWrong("This atlas holds no scores of neurons.");
+    const [layers, neurons] = method.shape;
+    if (layer >= layers || index >= neurons) return setWrong(`${method.id} scores ${layers} layers of ${neurons} neurons, counted from 0.`);
+    setWrong("");
+    field.current.blur();
+    go(viewHref("/", { method: method.id, at: `L${layer}N${index}` }));
+  }
   return html`<form class="search" role="search" onSubmit=${find}>
-    <input ref=${field} type="search" placeholder="L5H3" aria-label="Find a head, a method or a role" list="known" maxlength="80"
+    <input ref=${field} type="search" placeholder="L5H3" aria-label="Find a head, a neuron, a method or a role" list="known" maxlength="80"
       autocomplete="off" spellcheck=${false} onInput=${() => setWrong("")}
       onKeyDown=${(e) => e.key === "Escape" && (setWrong(""), e.target.blur())} />
     <datalist id="known">
@@ -76,7 +90,7 @@ function App({ views, Status }) {
   useKeys(
     [
       { key: "?", does: "this list", run: help },
-      { key: "/", does: "find a head such as L5H3, a method or a role", run: () => field.current.focus() },
+      { key: "/", does: "find a head such as L5H3, a neuron such as L5N7, a method or a role", run: () => field.current.focus() },
       { key: "d", does: "dark or light", run: flip },
       ...listedViews.map(({ key, does, href }) => ({ key, does, run: () => go(viewHref(href)) })),
     ],

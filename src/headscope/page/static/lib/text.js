@@ -23,6 +23,14 @@ export function parseHead(text) {
   return found && /[lh.,/ ]/i.test(text.trim()) ? [Number(found[1]), Number(found[2])] : null;
 }
 
+export const neuronName = (index, neurons) => `L${Math.floor(index / neurons)}N${index % neurons}`;
+
+// "L5N7", "l5 n7" → [5, 7]
+export function parseNeuron(text) {
+  const found = /^\s*l\s*(\d+)\s*n\s*(\d+)\s*$/i.exec(text);
+  return found && [Number(found[1]), Number(found[2])];
+}
+
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
   return seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;

@@ -1,4 +1,4 @@
-// The atlas: one method's scores over all heads, or two compared; the roles and what became of them.
+// The atlas: one method's scores over all heads or neurons, or two compared; the roles and what became of them.
 import { html, useMemo, useState } from "../lib/ui.js";
 import { go, headHref, hrefWith, useAddress } from "../lib/address.js";
 import { useGet } from "../lib/api.js";
@@ -9,9 +9,17 @@ import { css, limit } from "../lib/colour.js";
 import { Save } from "../lib/save.js";
 import { useTheme } from "../lib/theme.js";
 import { name, number, parseHead, signed } from "../lib/text.js";
+import { Neurons, scoresNeurons } from "./neurons.js";
 import { StartScan } from "./runs.js";
 
 const VERDICTS = ["supported", "inconclusive", "not supported"];
+
+// the grid itself acts on them
+const GRID_KEYS = [
+  { key: "← → ↑ ↓", does: "walk over the heads (in the grid)", run: () => false },
+  { key: "Space", does: "lock the head (in the grid)", run: () => false },
+  { key: "Enter", does: "open the head (in the grid)", run: () => false },
+];
 
 export const ATLAS = { name: "Atlas", path: /^\/$/, href: "/", key: "a", does: "the atlas", View: AtlasView };
 
@@ -35,8 +43,12 @@ function Loaded({ atlas }) {
   const address = useAddress();
   const { n_layers: layers, n_heads: heads } = atlas.model.anatomy;
   const drawn = atlas.methods.filter((m) => m.dims.join() === "layer,head" && m.shape[0] === layers && m.shape[1] === heads);
-  const method = drawn.find((m) => m.id === address.get("method")) || drawn[0];
-  const other = drawn.find((m) => m.id === address.get("vs")) || null;
+  const ofNeurons = atlas.methods.filter(scoresNeurons);
+  const every = [...drawn, ...ofNeurons];
+  const method = every.find((m) => m.id === address.get("method")) || every[0];
+  const neuronal = !!method && scoresNeurons(method);
+  const peers = (neuronal ? ofNeurons : drawn).filter((m) => m !== method);
+  const other = peers.find((m) => m.id === address.get("vs")) || null;
   const [hovered, setHovered] = useState(null);
   const lockedAt = parseHead(address.get("at") || "");
   const locked = lockedAt && lockedAt[0] < layers && lockedAt[1] < heads ? lockedAt[0] * heads + lockedAt[1] : null;
@@ -64,45 +76,43 @@ function Loaded({ atlas }) {
 
   const open = (i) => go(headHref(Math.floor(i / heads), i % heads));
   const lock = (i) => address.set({ at: i === locked ? null : name(Math.floor(i / heads), i % heads) });
-  const step = (by) => {
-    const at = drawn.indexOf(method);
-    address.set({ method: drawn[(at + by + drawn.length) % drawn.length].id });
-  };
+  // what is locked, compared and in sight stays from heads to heads, not from heads to neurons
+  const choose = (next) => address.set({ method: next.id, zoom: null, ...(scoresNeurons(next) !== neuronal && { at: null, vs: null, show: null }) });
+  const step = (by) => every.length > 0 && choose(every[(every.indexOf(method) + by + every.length) % every.length]);
   useKeys(
     [
       { key: "[", does: "the method before", run: () => step(-1) },
       { key: "]", does: "the next method", run: () => step(1) },
-      { key: "← → ↑ ↓", does: "walk over the heads (in the grid)", run: () => false },
-      { key: "Space", does: "lock the head (in the grid)", run: () => false },
-      { key: "Enter", does: "open the head (in the grid)", run: () => false },
-      { key: "Escape", does: "release the locked head", run: () => (hovered === null && locked === null ? false : (setHovered(null), address.set({ at: null }))) },
+      ...(neuronal ? [] : GRID_KEYS),
+      { key: "Escape", does: neuronal ? "" : "release the locked head", run: () => (hovered === null && locked === null ? false : (setHovered(null), address.set({ at: null }))) },
     ],
   );
 
-  const one = useGet(method ? `/api/scores/${method.id}` : null);
-  const two = useGet(other ? `/api/scores/${other.id}` : null);
+  const one = useGet(method && !neuronal ? `/api/scores/${method.id}` : null);
+  const two = useGet(other && !neuronal ? `/api/scores/${other.id}` : null);
   const { model } = atlas;
   const told = hovered ?? locked;
   const grid = { layers, heads, shown, marks, hovered, locked, onHover: setHovered, onLock: lock, onOpen: open };
 
   return html`
     <header class="title">
-      <h1>Heads of ${model.name}</h1>
-      <p class="soft">${layers} layers × ${heads} heads, ${model.anatomy.n_kv_heads} kv heads, d_model ${model.anatomy.d_model} · fingerprint ${model.fingerprint} · seed ${atlas.seed}</p>
+      <h1>${neuronal ? "Neurons" : "Heads"} of ${model.name}</h1>
+      <p class="soft">${layers} layers × ${neuronal ? `${method.shape[1]} neurons` : `${heads} heads, ${model.anatomy.n_kv_heads} kv heads`}, d_model ${model.anatomy.d_model} · fingerprint ${model.fingerprint} · seed ${atlas.seed}</p>
     </header>
     <div class="controls panel">
       <label>Method
-        <select id="method" value=${method?.id} onChange=${(e) => address.set({ method: e.target.value })}>
-          ${drawn.map((m) => html`<option value=${m.id} selected=${m === method}>${m.id}</option>`)}
+        <select id="method" value=${method?.id} onChange=${(e) => choose(every.find((m) => m.id === e.target.value))}>
+          ${[["heads", drawn], ["neurons", ofNeurons]].filter(([, of]) => of.length).map(([unit, of]) => html`<optgroup label=${unit}>
+            ${of.map((m) => html`<option value=${m.id} selected=${m === method}>${m.id}</option>`)}</optgroup>`)}
         </select>
       </label>
       <label>Compare with
         <select id="vs" value=${other?.id || ""} onChange=${(e) => address.set({ vs: e.target.value })}>
           <option value="" selected=${!other}>nothing</option>
-          ${drawn.filter((m) => m !== method).map((m) => html`<option value=${m.id} selected=${m === other}>${m.id}</option>`)}
+          ${peers.map((m) => html`<option value=${m.id} selected=${m === other}>${m.id}</option>`)}
         </select>
       </label>
-      <label>Show
+      ${!neuronal && html`<label>Show
         <select id="show" value=${show} onChange=${(e) => address.set({ show: e.target.value })}>
           <option value="" selected=${!show}>all heads</option>
           <optgroup label="heads of roles that are">
@@ -112,12 +122,13 @@ function Loaded({ atlas }) {
             ${[...new Set(atlas.verdicts.map((v) => v.role))].map((r) => html`<option value=${`role:${r}`} selected=${show === `role:${r}`}>${r}</option>`)}
           </optgroup>
         </select>
-      </label>
-      ${shown && html`<span class="soft count">${shown.size} of ${layers * heads} heads</span>`}
+      </label>`}
+      ${shown && !neuronal && html`<span class="soft count">${shown.size} of ${layers * heads} heads</span>`}
       ${method && html`<${Save} says="Save all methods" what="all methods" of=${{ of: "methods" }} />`}
     </div>
-    ${!method && html`<p>This atlas holds no scores of heads.</p>`}
-    <div class=${other ? "compare" : "single"}>
+    ${!method && html`<p>This atlas holds no scores of heads or neurons.</p>`}
+    ${neuronal && html`<${Neurons} method=${method} other=${other} />`}
+    ${!neuronal && html`<div class=${other ? "compare" : "single"}>
       ${method && html`<section class="panel">
         <h2>${method.title}</h2>
         <p class="soft">Higher means ${method.higher_means}. ${method.paper && html`<span class="paper">${method.paper}</span>`}</p>
@@ -136,11 +147,11 @@ function Loaded({ atlas }) {
           <${Save} what=${`the scores of ${other.id}`} of=${{ of: "scores", method: other.id }} />`}
       </section>`}
       ${method && one.value && !other && html`<${Ranking} values=${one.value.values} heads=${heads} shown=${shown} told=${told} onHover=${setHovered} rolesOf=${rolesOf} />`}
-    </div>
+    </div>`}
     ${other && one.value && two.value && html`<${Compared} x=${method} y=${other} xs=${one.value.values} ys=${two.value.values}
       heads=${heads} shown=${shown} locked=${locked} told=${told} onLock=${lock} onHover=${setHovered} />`}
     <${Roles} verdicts=${atlas.verdicts} show=${show} />
-    <${NotShown} atlas=${atlas} drawn=${drawn} />
+    <${NotShown} atlas=${atlas} drawn=${every} />
   `;
 }
 
