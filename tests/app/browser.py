@@ -65,7 +65,8 @@ class Watched:
         self.page.on("console", lambda m: m.type in ("error", "warning") and self._note(m.text, refusals))
         self.page.on("pageerror", lambda e: self.problems.append(str(e)))
         self.page.on("dialog", lambda d: (self.problems.append(f"dialog: {d.message}"), d.dismiss()))
-        self.page.on("request", lambda r: r.url.startswith(base) or self.problems.append(f"asked {r.url}"))
+        # a data: URL is asked of nobody
+        self.page.on("request", lambda r: r.url.startswith((base, "data:")) or self.problems.append(f"asked {r.url}"))
 
     def _note(self, text: str, refusals: bool) -> None:
         # the browser itself writes this for every answer that is an error; fine where a refusal is what is tested

@@ -74,9 +74,18 @@ class TestAtlas:
         told = client.get("/api/agreement?x=bos-sink&y=previous-token").json()
         assert told == pytest.approx(hs.agree(atlas.scores["bos-sink"], atlas.scores["previous-token"]))
 
+    def test_attention_of_the_top_head(self, client: TestClient, atlas: hs.Atlas) -> None:
+        told = {m["id"]: m["example"] for m in client.get("/api/atlas").json()["methods"]}
+        assert told == {row["method"]: row["head"] for row in atlas.examples} | {"signed": None}
+        for row in atlas.examples:
+            head, values = matrix(client.get(f"/api/example/{row['method']}"))
+            assert head["head"] == str(hs.top(atlas.scores[row["method"]], 1)[0]) and head["tokens"] == row["tokens"]
+            np.testing.assert_array_equal(values, np.array(row["pattern"], np.float32))
+
     def test_unknown_names_are_refused(self, client: TestClient, refused: Refused) -> None:
         refused(client.get("/api/scores/previous-tokn"), 400, "previous-token")
         refused(client.get("/api/agreement?x=bos-sink"), 400, "no scores")
+        refused(client.get("/api/example/signed"), 400, "no attention of the top head of 'signed'")
         refused(client.get("/api/head/3/0"), 400, "L3H0 does not exist", "3 layers of 4 heads")
         refused(client.get("/api/head/0/99"), 400, "does not exist")
         refused(client.get("/api/head/a/b"), 404)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,24 +25,19 @@ from headscope.app.try_api import TryApi
 from headscope.app.wire import as_json, as_matrix
 from headscope.core.errors import HeadscopeError, UsageError
 from headscope.core.registry import methods
-from headscope.page import STATIC, files, page
+from headscope.page import PLOT_STYLE, STATIC, files, import_map, page
 from headscope.report import answers
 from headscope.verify import ROLES
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".json": "application/json"}
-IMPORT_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
-#: the style sheet of a few rules that Observable Plot puts into every chart of class "plot"
-PLOT_STYLE = "sha256-+TfQir1nvDucAdvE6XUQBt4ayUjpAWkbw2kCdSfekHM="
 
 
 @cache
 def policy() -> str:
     """What the browser may load: our own files, and the import map by its hash. No code in the page, no other site."""
-    found = IMPORT_MAP.search(page())
-    assert found is not None
-    import_map = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
+    names = base64.b64encode(hashlib.sha256(import_map().encode()).digest()).decode()
     return (
-        f"default-src 'none'; script-src 'self' 'sha256-{import_map}'; style-src 'self' '{PLOT_STYLE}'; img-src 'self' "
+        f"default-src 'none'; script-src 'self' 'sha256-{names}'; style-src 'self' {PLOT_STYLE}; img-src 'self' "
         "data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
@@ -57,6 +51,7 @@ def create(session: Session, *, hosts: set[str] | None, token: str | None = None
         Route("/atlas", _atlas),
         Route("/scores/{method}", _scores),
         Route("/agreement", _agreement),
+        Route("/example/{method}", _example),
         Route("/head/{layer:int}/{head:int}", _head),
         Route("/pattern", _pattern, methods=["POST"]),
         Route("/written", _written, methods=["POST"]),
@@ -146,6 +141,11 @@ async def _scores(request: Request) -> Response:
 async def _agreement(request: Request) -> Response:
     x, y = (request.query_params.get(name, "") for name in ("x", "y"))
     return as_json(answers.agreement(session_of(request).need_atlas(), x, y))
+
+
+async def _example(request: Request) -> Response:
+    values, about = answers.example(session_of(request).need_atlas(), request.path_params["method"])
+    return as_matrix(values, "float32", **about)
 
 
 async def _head(request: Request) -> Response:

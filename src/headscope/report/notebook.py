@@ -21,7 +21,7 @@ def atlas_html(atlas: Atlas) -> str:
     """The roles with their verdicts, and a grid for every method; `report.html` in the atlas's folder has more."""
     from headscope.core.errors import UsageError
     from headscope.report.figures import of_atlas
-    from headscope.report.html import signed
+    from headscope.report.numbers import signed
 
     rows = "".join(
         f"<tr><td>{escape(v.role)}</td><td>{escape(v.verdict)}</td><td>{signed(v.effect)}</td>"

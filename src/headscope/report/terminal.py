@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headscope.report.html import plain, signed
+from headscope.report.numbers import plain, signed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,6 +2,8 @@
 import { html, useEffect, useMemo, useRef, useState } from "./ui.js";
 import { css, pixels, variable } from "./colour.js";
 import { prepared, useWidth } from "./heat.js";
+import { useKeys } from "./keys.js";
+import { Scale, Token } from "./parts.js";
 import { useTheme } from "./theme.js";
 import { number, visible } from "./text.js";
 
@@ -9,7 +11,7 @@ const WORDS = 48; // tokens that get a label at the rows and columns
 
 // The largest weight that is drawn: without the first token, which many heads look at when they have nothing to do, the
 // colours are for the others alone.
-export function strongest(values, n, first) {
+function strongest(values, n, first) {
   if (first) return 1;
   let most = 0;
   for (let i = 0; i < values.length; i++) if (i % n && values[i] > most) most = values[i];
@@ -18,7 +20,7 @@ export function strongest(values, n, first) {
 
 // values [query × key] in 0…1; locked: {q, k} or null; first: whether the first token's column is drawn; most: the weight
 // of the strongest colour
-export function Pattern({ values, tokens, locked, onLock, large, first, most: top }) {
+function Pattern({ values, tokens, locked, onLock, large, first, most: top }) {
   const [hovered, onHover] = useState(null); // here and not above, so that moving the mouse draws nothing else anew
   const n = tokens.length;
   const box = useRef();
@@ -149,8 +151,29 @@ function Read({ at, values, tokens }) {
   </p>`;
 }
 
+// What the address holds of a pattern of n tokens: the locked cell, and whether the first token is drawn.
+export function useLook(address, n) {
+  const whole = (text) => (text !== null && /^\d+$/.test(text) && Number(text) < n ? Number(text) : null);
+  const query = whole(address.get("q"));
+  const key = whole(address.get("k"));
+  const first = address.get("sink") !== "0";
+  const locked = useMemo(() => (query === null ? null : { q: query, k: key }), [query, key]);
+  const lock = ({ q, k }) => address.set(locked && q === locked.q && k === locked.k ? { q: null, k: null } : { q, k });
+  useKeys([{ key: "Escape", does: "release what is locked", run: () => (locked ? address.set({ q: null, k: null }) : false) }]);
+  return { at: query ?? n - 1, key, first, locked, lock, from: (q) => address.set({ q, k: null }), draw: (first) => address.set({ sink: first ? null : "0" }) };
+}
+
+// The pattern with its scale, and with or without the first token.
+export function Attention({ values, tokens, look, large }) {
+  const most = useMemo(() => strongest(values, tokens.length, look.first), [values, look.first]);
+  return html`<${Pattern} values=${values} tokens=${tokens} locked=${look.locked} onLock=${look.lock} large=${large} first=${look.first} most=${most} />
+    <${Scale} most=${most} low=${0} />
+    <label class="small"><input type="checkbox" checked=${!look.first} onChange=${() => look.draw(!look.first)} /> without the first token, the usual sink</label>`;
+}
+
 // The prompt as text, each token shaded by how much the query looks at it.
-export function Looked({ values, tokens, query, onQuery }) {
+export function Looked({ values, tokens, look }) {
+  const query = look.at;
   const theme = useTheme();
   const n = tokens.length;
   const box = useRef();
@@ -159,12 +182,14 @@ export function Looked({ values, tokens, query, onQuery }) {
     // the frame stays in sight in a long prompt, without moving the page
     if (at && (at.offsetTop < all.scrollTop || at.offsetTop > all.scrollTop + all.clientHeight - 24)) all.scrollTop = at.offsetTop - all.clientHeight / 2;
   }, [query, tokens]);
-  return html`<p class="looked" ref=${box}>
+  return html`<h3>From <${Token} text=${tokens[query]} /> <small class="soft">position ${query}</small></h3>
+  <p class="looked" ref=${box}>
     ${tokens.map((token, k) => {
       const value = values[query * n + k];
       return html`<button key=${k} class=${k === query ? "query" : ""} title=${`${k}: ${number(value, 4)}`} aria-pressed=${k === query}
         style=${{ background: value > 0.002 ? css(value, theme) : "transparent", color: value > 0.45 ? "var(--on-strong)" : "var(--ink)" }}
-        onClick=${() => onQuery(k)}>${visible(token)}</button>`;
+        onClick=${() => look.from(k)}>${visible(token)}</button>`;
     })}
-  </p>`;
+  </p>
+  <p class="soft">Click a token to look from there.</p>`;
 }

@@ -9,6 +9,7 @@ import { css, limit } from "../lib/colour.js";
 import { Save } from "../lib/save.js";
 import { useTheme } from "../lib/theme.js";
 import { name, number, parseHead, signed } from "../lib/text.js";
+import { AtWork } from "./at-work.js";
 import { Neurons, scoresNeurons } from "./neurons.js";
 import { StartScan } from "./runs.js";
 
@@ -151,6 +152,7 @@ function Loaded({ atlas }) {
     ${other && one.value && two.value && html`<${Compared} x=${method} y=${other} xs=${one.value.values} ys=${two.value.values}
       heads=${heads} shown=${shown} locked=${locked} told=${told} onLock=${lock} onHover=${setHovered} />`}
     <${Roles} verdicts=${atlas.verdicts} show=${show} />
+    ${method?.example && html`<${AtWork} method=${method} />`}
     <${NotShown} atlas=${atlas} drawn=${every} />
   `;
 }

@@ -1,13 +1,15 @@
 // One head: its scores and ranks, its roles and their proof, and what it does on the reader's own prompt.
-import { html, useEffect, useMemo, useState } from "../lib/ui.js";
+import { html, useEffect, useState } from "../lib/ui.js";
 import { go, headHref, hrefWith, useAddress, viewHref } from "../lib/address.js";
 import { useAsk, useGet } from "../lib/api.js";
 import { css } from "../lib/colour.js";
 import { useKeys } from "../lib/keys.js";
-import { Controls, Dose, Failure, Scale, Token, TokenTable, Verdict, Waiting } from "../lib/parts.js";
-import { Looked, Pattern, strongest } from "../lib/pattern.js";
+import { Controls, Dose, Failure, Token, TokenTable, Verdict, Waiting } from "../lib/parts.js";
+import { Attention, Looked, useLook } from "../lib/pattern.js";
+import { saved } from "../lib/saved.js";
 import { Save } from "../lib/save.js";
 import { useTheme } from "../lib/theme.js";
+import { AtWork } from "./at-work.js";
 import { Progress, useJobs, useStart } from "./runs.js";
 import { name, number, parseHead, percent, signed, visible } from "../lib/text.js";
 
@@ -20,6 +22,7 @@ function HeadView({ layer, head, server }) {
   const atlas = useGet(server?.atlas ? "/api/atlas" : null);
   const about = useGet(server?.atlas ? `/api/head/${layer}/${head}` : null);
   const size = atlas.value?.model.anatomy;
+  const example = atlas.value?.methods.find((m) => m.example === name(layer, head));
   const to = (l, h) => size && l >= 0 && h >= 0 && l < size.n_layers && h < size.n_heads && go(headHref(l, h));
   useKeys(
     [
@@ -48,15 +51,23 @@ function HeadView({ layer, head, server }) {
       <div class="stacked"><section class="panel"><h2>Scores</h2>
         ${about.value ? html`<${Scores} rows=${about.value.scores} />` : server?.atlas === false ? html`<p>No atlas yet: <a href=${viewHref("/runs")}>scan</a> first.</p>` : html`<${Waiting} />`}
       </section>
-      <${Examples} layer=${layer} head=${head} address=${address} /></div>
+      ${saved ? html`<${NoModel} />` : html`<${Examples} layer=${layer} head=${head} address=${address} />`}</div>
       <section class="panel"><h2>Roles</h2>
-        ${about.value && html`<${Roles} about=${about.value} /><${Test} component=${about.value.component} roles=${about.value.roles} />`}
+        ${about.value && html`<${Roles} about=${about.value} />${!saved && html`<${Test} component=${about.value.component} roles=${about.value.roles} />`}`}
       </section>
     </div>
-    <${OnPrompt} layer=${layer} head=${head} address=${address} server=${server} />
-    <${ByWeights} layer=${layer} head=${head} address=${address} />
+    ${saved
+      ? example && html`<${AtWork} method=${example} />`
+      : html`<${OnPrompt} layer=${layer} head=${head} address=${address} server=${server} /><${ByWeights} layer=${layer} head=${head} address=${address} />`}
   `;
 }
+
+// What a saved report, which has no model, leaves to a server.
+const NoModel = () => html`<section class="panel">
+  <h2>On your prompt</h2>
+  <p>This is a saved report. <code>headscope serve ATLAS</code>, with the folder that it comes from, shows where this head looks on your
+    prompt and what it writes there, what is lost without it, where it acts most, what its weights say, and tests it alone for a role.</p>
+</section>`;
 
 function Scores({ rows }) {
   const theme = useTheme();
@@ -128,28 +139,17 @@ function OnPrompt({ layer, head, address, server }) {
   const prompt = address.get("prompt") || "";
   const [draft, setDraft] = useState(prompt || EXAMPLE);
   const [large, setLarge] = useState(false);
-  const first = address.get("sink") !== "0";
   const [ablated, setAblated] = useState(false);
   useEffect(() => {
     if (prompt) setDraft(prompt);
   }, [prompt]);
   const found = useAsk("/api/pattern", prompt ? { layer, head, prompt } : null);
   const tokens = found.value?.tokens;
-  const n = tokens?.length || 0;
-  const whole = (text) => (text !== null && /^\d+$/.test(text) && Number(text) < n ? Number(text) : null);
-  const query = whole(address.get("q"));
-  const key = whole(address.get("k"));
-  const locked = useMemo(() => (query === null ? null : { q: query, k: key }), [query, key]);
-  const most = useMemo(() => (found.value ? strongest(found.value.values, n, first) : 1), [found.value, first]);
-  const at = query ?? n - 1;
-  const lock = (cell) =>
-    address.set(locked && cell.q === locked.q && cell.k === locked.k ? { q: null, k: null } : { q: cell.q, k: cell.k });
+  const look = useLook(address, tokens?.length || 0);
   const run = (event) => {
     event?.preventDefault();
     address.set({ prompt: draft, q: null, k: null });
   };
-  useKeys([{ key: "Escape", does: "release what is locked", run: () => (locked ? address.set({ q: null, k: null }) : false) }]);
-
   return html`<section class="panel">
     <h2>On your prompt</h2>
     <form class="prompt" onSubmit=${run}>
@@ -164,16 +164,12 @@ function OnPrompt({ layer, head, address, server }) {
       <div class=${large ? "" : "columns wide-left"}>
         <div>
           <h3>Where it looks <button class="plain small" onClick=${() => setLarge(!large)}>${large ? "smaller" : "enlarge"}</button></h3>
-          <${Save} what="the attention" of=${{ of: "attention", layer, head, prompt: found.of.prompt, query: locked?.q, key: locked?.k, sink: first ? undefined : 0 }} />
-          <${Pattern} values=${found.value.values} tokens=${tokens} locked=${locked} onLock=${lock} large=${large} first=${first} most=${most} />
-          <${Scale} most=${most} low=${0} />
-          <label class="small"><input type="checkbox" checked=${!first} onChange=${() => address.set({ sink: first ? "0" : null })} /> without the first token, the usual sink</label>
+          <${Save} what="the attention" of=${{ of: "attention", layer, head, prompt: found.of.prompt, query: look.locked?.q, key: look.locked?.k, sink: look.first ? undefined : 0 }} />
+          <${Attention} values=${found.value.values} tokens=${tokens} look=${look} large=${large} />
         </div>
         <div>
-          <h3>From <${Token} text=${tokens[at]} /> <small class="soft">position ${at}</small></h3>
-          <${Looked} values=${found.value.values} tokens=${tokens} query=${at} onQuery=${(q) => address.set({ q, k: null })} />
-          <p class="soft">Click a token to look from there.</p>
-          <${Written} layer=${layer} head=${head} prompt=${found.of.prompt} query=${at} look=${key} tokens=${tokens} />
+          <${Looked} values=${found.value.values} tokens=${tokens} look=${look} />
+          <${Written} layer=${layer} head=${head} prompt=${found.of.prompt} query=${look.at} look=${look.key} tokens=${tokens} />
         </div>
       </div>
       <h3>Without it</h3>
