@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import headscope as hs
+from app.browser import Watched, chromium, running
 from families.tiny import build
 from headscope.app.server import create
 from headscope.app.session import Session
@@ -86,6 +87,35 @@ def serve(session: Session, **options: Any) -> TestClient:
     """A client of the server, at the address that it prints."""
     app = create(session, **({"hosts": {HOST}} | options))
     return TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def served(session: Session) -> Iterator[str]:
+    with running(session) as address:
+        yield address
+
+
+@pytest.fixture
+def view(browser: Any, served: str) -> Iterator[Callable[..., Any]]:
+    """Open an address of the server in a new page; at the end nothing may have gone wrong in any."""
+    opened: list[Watched] = []
+
+    def make_page(path: str, *, width: int = 1280, base: str = served, refusals: bool = False, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        opened.append(Watched(context, base, refusals))
+        return opened[-1].open(path)
+
+    yield make_page
+    for watched in opened:
+        assert watched.problems == []
+        assert watched.page.evaluate("document.querySelectorAll('img, iframe, main script').length") == 0
+        watched.page.context.close()
 
 
 @pytest.fixture

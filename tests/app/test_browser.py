@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import headscope as hs
-from app.browser import Watched, chromium, running
+from app.browser import Watched, running
 from app.conftest import HOSTILE, verdict
 from headscope.app.session import Session
 from headscope.core.scores import make
@@ -26,35 +26,6 @@ PROMPT = f"the store a {HOSTILE} Mary </script> John"
 HEAD = f"/head/1/2?prompt={quote(PROMPT)}"
 #: what is hovered or locked in a grid, in words
 READ = ".read"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def served(session: Session) -> Iterator[str]:
-    with running(session) as address:
-        yield address
-
-
-@pytest.fixture
-def view(browser: Any, served: str) -> Iterator[Open]:
-    """Open an address of the server in a new page; at the end nothing may have gone wrong in any."""
-    opened: list[Watched] = []
-
-    def make_page(path: str, *, width: int = 1280, base: str = served, refusals: bool = False, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        opened.append(Watched(context, base, refusals))
-        return opened[-1].open(path)
-
-    yield make_page
-    for watched in opened:
-        assert watched.problems == []
-        assert watched.page.evaluate("document.querySelectorAll('img, iframe, main script').length") == 0
-        watched.page.context.close()
 
 
 def query(page: Any) -> dict[str, str]:

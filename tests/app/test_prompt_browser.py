@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,12 +13,8 @@ import numpy as np
 import pytest
 
 import headscope as hs
-from app.browser import Watched, chromium, running
 from app.conftest import HOSTILE
-from headscope.app.session import Session
 from headscope.model import Model
-from headscope.routes import Route
-from headscope.routes.neuronpedia import attribution_graph
 
 pytestmark = pytest.mark.browser
 
@@ -27,30 +23,6 @@ PROMPT = f"the store a {HOSTILE} Mary </script> John"
 VIEW = f"/prompt?prompt={quote(PROMPT)}"
 GRAPH = ".route-graph canvas.over"
 LENS = ".lens-table canvas.over"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture
-def view(browser: Any, session: Session) -> Iterator[Open]:
-    """Open an address in a new page; at the end nothing may have gone wrong in any."""
-    opened: list[Watched] = []
-    with running(session) as base:
-
-        def make_page(path: str, *, width: int = 1280, refusals: bool = False, **options: Any) -> Any:
-            context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-            opened.append(Watched(context, base, refusals))
-            return opened[-1].open(path)
-
-        yield make_page
-        for watched in opened:
-            assert watched.problems == []
-            assert watched.page.evaluate("document.querySelectorAll('img, iframe, main script').length") == 0
-            watched.page.context.close()
 
 
 def query(page: Any) -> dict[str, str]:
@@ -262,24 +234,6 @@ class TestPrompt:
         page.locator("h1").click()
         page.keyboard.press("Escape")
         assert "cell" not in query(page)
-
-    def test_files(self, view: Open, model: Model, tmp_path: Path) -> None:
-        page = view(f"{VIEW}&foil=none")
-        page.wait_for_selector(GRAPH)
-        route = hs.routes(model, PROMPT)
-        for name in (".json", ".svg", ".html", ".png", "Neuronpedia"):
-            with page.expect_download() as download:
-                page.locator(".saves").get_by_role("button", name=name).click()
-            path = tmp_path / download.value.suggested_filename
-            download.value.save_as(path)
-            if name == ".json":
-                assert Route.load(path).edges == route.edges
-            elif name == "Neuronpedia":
-                assert json.loads(path.read_text())["nodes"] == attribution_graph(route)["nodes"]
-            elif name == ".png":
-                assert path.read_bytes().startswith(b"\x89PNG")
-            else:
-                assert HOSTILE not in path.read_text() and "&lt;img" in path.read_text()
 
     def test_a_proof(self, view: Open) -> None:
         page = view(VIEW)
