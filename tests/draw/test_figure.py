@@ -278,20 +278,20 @@ def test_nothing_from_outside_becomes_markup(tmp_path: Path) -> None:
 def test_many_cells_become_an_image_that_says_so(tmp_path: Path) -> None:
     values = np.zeros((30, 900))
     values[3, 450], values[20, 10] = 5.0, -5.0
-    figure = hs.figure(scores(values, ("layer", "neuron")))
+    figure = hs.figure(scores(values))
     svg = figure.svg()
     assert svg.count("<rect") < 60 and svg.count("<image") == 1 and "27,000 cells are drawn as an image" in svg
     for ending in (".png", ".pdf", ".html"):
         figure.save(tmp_path / f"f{ending}")
-    assert "L3N450 5" in repr(figure)
+    assert "L3H450 5" in repr(figure)
 
 
 def test_an_image_wider_than_its_pixels_keeps_the_largest() -> None:
     values = np.zeros((2, 10_000))
     values[1, 7777] = -3.0
-    picture = next(m for m in hs.figure(scores(values, ("layer", "neuron"))).drawing().marks if hasattr(m, "values"))
+    picture = next(m for m in hs.figure(scores(values)).drawing().marks if hasattr(m, "values"))
     assert min(min(row) for row in picture.values) == -1.0 and len(picture.values[0]) <= 2400
-    assert "largest of 5 cells" in hs.figure(scores(values, ("layer", "neuron"))).drawing().left_out
+    assert "largest of 5 cells" in hs.figure(scores(values)).drawing().left_out
 
 
 def test_png_pixels_are_what_was_asked() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from headscope.core.errors import FileError, UsageError, nearest
 from headscope.core.files import new_file, read_document
-from headscope.draw import curves, matrix, route, scatter
+from headscope.draw import curves, density, matrix, route, scatter
 from headscope.draw.marks import PALETTES, Drawing, Words, cut, plain, wrapped
 from headscope.draw.svg import STYLE, svg
 
@@ -27,6 +27,7 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], Drawing], Callable[[dict[str, 
     "curves": (curves.draw, curves.text),
     "route": (route.draw, route.text),
     "scatter": (scatter.draw, scatter.text),
+    "density": (density.draw, density.text),
 }
 _QUOTED = ("prompt", "target", "foil")
 _MARGIN, _TITLE, _PRINT = 12.0, 13.0, 8.5
@@ -34,7 +35,7 @@ _MARGIN, _TITLE, _PRINT = 12.0, 13.0, 8.5
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """`kind`: matrix, curves, scatter or route, each with `data` of its own form, all of it plain: JSON holds it.
+    """`kind`: matrix, curves, scatter, density or route, each with `data` of its own form, all of it plain: JSON holds it.
 
     `provenance`: model, fingerprint, method or prompt, parameters, version; every format carries it. `notes`: how to
     read the figure, shown below it on a page.

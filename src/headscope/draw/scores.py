@@ -37,8 +37,8 @@ _ORIGIN = (
 def figure(
     scores: xr.DataArray, *, limit: float | None = None, notes: tuple[str, ...] = (), title: str | None = None
 ) -> Figure:
-    """One panel for one or two dims; for three, one for each entry of the first; of a sweep, what its edits change.
-    `limit`: colours go from -limit to limit; the largest size of a score if left out. Raises UsageError for scores of
+    """One panel for one or two dims; for three, one for each entry of the first; of neurons a density; of a sweep, what
+    its edits change. `limit`: colours go from -limit to limit; the largest size of a score if left out. Raises UsageError for scores of
     other dims.
     """
     if scores.dims == ("edit", "prompt") and "clean" in scores.coords and bool(scores["clean"].notnull().all()):
@@ -46,6 +46,10 @@ def figure(
 
         return sweeps.figure(scores, limit=limit)
     _check(scores)
+    if set(scores.dims) == {"layer", "neuron"}:
+        from headscope.draw import neurons
+
+        return neurons.figure(scores, limit=limit, notes=notes, title=title)
     if scores.dims[-1] == "layer" and scores.ndim == 2:
         scores = scores.transpose()
     attrs = scores.attrs
