@@ -96,6 +96,21 @@ def test_an_atlas_does_not_differ_from_itself(atlas: hs.Atlas) -> None:
     assert all(row["before"] == row["after"] for row in found.roles)
 
 
+def test_compare_names_the_neurons_that_changed(toy: Model) -> None:
+    method = "io-weight-cosine-neurons"
+    before = hs.scan(toy, method)
+    twin = hs.load(copy.deepcopy(toy.hf), tokenizer=toy.tokenizer)
+    with torch.no_grad():
+        twin.anatomy.W_out(1)[7] *= -1.0
+        twin.anatomy.W_out(2)[5] *= 3.0  # of another length, but the same direction
+    found = hs.compare(before, hs.scan(twin, method))
+    row = found.neurons.iloc[0]
+    assert row.component == "L1N7" and row.after == pytest.approx(-row.before) and row.method == method
+    assert row.change == pytest.approx(abs(2 * row.before) / float(before.scores[method].std()))
+    assert (found.neurons.change[1:] < 1e-5).all() and len(found.heads) == 0
+    assert len(hs.compare(before, before).neurons) == 0
+
+
 def test_atlases_of_other_models_do_not_compare(atlas: hs.Atlas) -> None:
     from families.tiny import build
 

@@ -19,11 +19,14 @@ from headscope.core.scores import from_frame, to_frame
 from headscope.verify import Verdict
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     import xarray as xr
 
 FORMAT = 1
 MARKER = "atlas.json"
+#: neurons that a comparison names
+MOST_NEURONS = 100
 
 
 @dataclass(eq=False)
@@ -164,6 +167,7 @@ def _same_digest(path: Path, wanted: str) -> None:
 @dataclass(frozen=True)
 class Comparison:
     """`heads`: one row a head, most changed first: component, edited, weights, change, method, before, after.
+    `neurons`: those that changed most, at most a hundred: component, change, method, before, after.
 
     `edited`: its own weights changed (others only read what changed before them). `weights`: that change, relative.
     `change`: the largest difference over the methods, each in units of that method's spread over heads; `method`,
@@ -172,12 +176,14 @@ class Comparison:
     """
 
     heads: pd.DataFrame
+    neurons: pd.DataFrame
     roles: list[dict[str, str | None]]
     notes: list[str]
 
 
 def compare(a: Atlas, b: Atlas) -> Comparison:
-    """Which heads changed from one atlas to another: edited ones first, then by how differently they behave.
+    """Which heads changed from one atlas to another: edited ones first, then by how differently they behave; and which
+    neurons.
 
     Raises UsageError when the models have other numbers of heads, or the atlases share no method.
     """
@@ -190,13 +196,12 @@ def compare(a: Atlas, b: Atlas) -> Comparison:
             f"The atlases are of models with {shapes[0][0]} × {shapes[0][1]} and {shapes[1][0]} × {shapes[1][1]} heads; "
             "only models with the same heads compare."
         )
-    shared = [m for m in a.scores if m in b.scores and a.scores[m].shape == b.scores[m].shape == shapes[0]]
-    if not shared:
+    both = [m for m in a.scores if m in b.scores and a.scores[m].sizes == b.scores[m].sizes]
+    shared = [m for m in both if a.scores[m].dims == ("layer", "head") and a.scores[m].shape == shapes[0]]
+    of_neurons = [m for m in both if a.scores[m].dims == ("layer", "neuron")]
+    if not shared and not of_neurons:
         raise UsageError("The two atlases share no method, so there is nothing to compare.")
-    moved = np.stack(
-        [(b.scores[m].values - a.scores[m].values) / (np.nanstd(a.scores[m].values) or 1.0) for m in shared]
-    )
-    moved = np.nan_to_num(moved)  # [method, layer, head]
+    moved = np.stack([_moved(a, b, m) for m in shared]) if shared else np.zeros((0, 0, 0))  # [method, layer, head]
     weights = np.zeros(shapes[0])
     if a.weights is not None and b.weights is not None:
         size = np.sqrt((a.weights.values**2).sum(-1))
@@ -204,10 +209,10 @@ def compare(a: Atlas, b: Atlas) -> Comparison:
     # rounding, as from a cast, moves all heads a little: an edited head stands out among the changes
     edited = weights > max(1e-6, 0.1 * float(weights.max()))
     rows = []
-    for layer, h in np.ndindex(*shapes[0]):
-        i = int(abs(moved[:, layer, h]).argmax())
+    for layer, h in np.ndindex(*moved.shape[1:]):
+        i = int(moved[:, layer, h].argmax())
         before, after = (float(x.scores[shared[i]].values[layer, h]) for x in (a, b))
-        change = float(abs(moved[i, layer, h]))
+        change = float(moved[i, layer, h])
         rows.append(
             (f"L{layer}H{h}", bool(edited[layer, h]), float(weights[layer, h]), change, shared[i], before, after)
         )
@@ -217,7 +222,32 @@ def compare(a: Atlas, b: Atlas) -> Comparison:
     roles = [
         {"role": r, "before": verdicts[0].get(r), "after": verdicts[1].get(r)} for r in {**verdicts[0], **verdicts[1]}
     ]
-    return Comparison(frame, roles, _notes(a, b, shared))
+    return Comparison(frame, _changed_neurons(a, b, of_neurons), roles, _notes(a, b, [*shared, *of_neurons]))
+
+
+def _moved(a: Atlas, b: Atlas, method: str) -> np.ndarray:
+    """[layer unit]: the size of each difference, in units of the method's spread; 0 where one was not measured."""
+    import numpy as np
+
+    before, after = a.scores[method].values, b.scores[method].values
+    return np.nan_to_num(abs(after - before) / (float(np.nanstd(before)) or 1.0))
+
+
+def _changed_neurons(a: Atlas, b: Atlas, methods: list[str]) -> pd.DataFrame:
+    import numpy as np
+    import pandas as pd
+
+    rows = []
+    for method in methods:
+        moved = _moved(a, b, method)
+        for at in np.argsort(-moved.ravel(), kind="stable")[:MOST_NEURONS]:
+            place = np.unravel_index(at, moved.shape)
+            if moved[place] > 0:
+                before, after = (float(x.scores[method].values[place]) for x in (a, b))
+                rows.append((f"L{place[0]}N{place[1]}", float(moved[place]), method, before, after))
+    frame = pd.DataFrame(rows, columns=["component", "change", "method", "before", "after"])
+    frame = frame.sort_values("change", ascending=False, kind="stable").drop_duplicates("component")
+    return frame.head(MOST_NEURONS).reset_index(drop=True)
 
 
 def _notes(a: Atlas, b: Atlas, shared: list[str]) -> list[str]:

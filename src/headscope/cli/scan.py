@@ -155,15 +155,18 @@ def compare(
         "before": str(before),
         "after": str(after),
         "changed": found.heads.to_dict("records"),
+        "neurons": found.neurons.to_dict("records"),
         "roles": found.roles,
         "notes": found.notes,
     }
 
     def human(console: Console) -> None:
-        from headscope.report.terminal import change_table, role_changes
+        from headscope.report.terminal import change_table, neuron_changes, role_changes
 
         changed = found.heads[found.heads.edited | (found.heads.change > 0)]
         console.print(change_table(changed.head(top)) if len(changed) else "No head changed.")
+        if len(found.neurons):
+            console.print(neuron_changes(found.neurons.head(top)))
         for line in [*role_changes(found.roles), *found.notes]:
             console.print(line, markup=False)
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from headscope.verify import Verdict
 
 
+#: more dots than this cover one another
+_MOST_DOTS = 5000
+
+
 def of_atlas(
     atlas: Atlas,
     *,
@@ -62,6 +66,10 @@ def _compared(atlas: Atlas, x: str, y: str) -> Figure:
     agreement = agree(xs, ys)
     if xs.ndim != 2:
         raise UsageError(f"{x} scores by {', '.join(map(str, xs.dims))}; only scores of components compare.")
+    if xs.size > _MOST_DOTS:
+        raise UsageError(
+            f"A scatter has room for {_MOST_DOTS:,} components, and {x} scores {xs.size:,}; hs.agree compares them by numbers."
+        )
     rows, columns = labels(xs, str(xs.dims[0])), labels(xs, str(xs.dims[1]))
     both = [(i, j) for i, j in np.ndindex(*xs.shape) if not np.isnan(xs.values[i, j] + ys.values[i, j])]
     points = {

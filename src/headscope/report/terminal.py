@@ -69,6 +69,20 @@ def change_table(changes: pd.DataFrame) -> Table:
     return table
 
 
+def neuron_changes(changes: pd.DataFrame) -> Table:
+    """Rows of `compare` about neurons."""
+    from rich.table import Table
+
+    table = Table(title="Neurons that changed most", title_justify="left")
+    for name in ("component", "changed most in"):
+        table.add_column(name, no_wrap=name == "component", overflow="fold")
+    for name in ("before", "after", "change (sd)"):
+        table.add_column(name, justify="right")
+    for row in changes.itertuples():
+        table.add_row(row.component, row.method, f"{row.before:.4f}", f"{row.after:.4f}", f"{row.change:.2f}")
+    return table
+
+
 def role_changes(roles: list[dict[str, str | None]]) -> list[str]:
     """A line for every role that was tested in either atlas."""
     return [

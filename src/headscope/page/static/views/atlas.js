@@ -125,7 +125,7 @@ function Loaded({ atlas }) {
         </select>
       </label>`}
       ${shown && !neuronal && html`<span class="soft count">${shown.size} of ${layers * heads} heads</span>`}
-      ${method && html`<${Save} says="Save all methods" what="all methods" of=${{ of: "methods" }} />`}
+      ${drawn.length > 0 && !neuronal && html`<${Save} says="Save all methods" what="all methods" of=${{ of: "methods" }} />`}
     </div>
     ${!method && html`<p>This atlas holds no scores of heads or neurons.</p>`}
     ${neuronal && html`<${Neurons} method=${method} other=${other} />`}

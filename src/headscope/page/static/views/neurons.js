@@ -7,6 +7,7 @@ import { Density } from "../lib/density.js";
 import { useKeys } from "../lib/keys.js";
 import { Failure, TokenTable, Waiting } from "../lib/parts.js";
 import { extremes, rankOf } from "../lib/plane.js";
+import { Save } from "../lib/save.js";
 import { saved } from "../lib/saved.js";
 import { useTheme } from "../lib/theme.js";
 import { neuronName, number, parseNeuron } from "../lib/text.js";
@@ -43,7 +44,8 @@ export function Neurons({ method, other }) {
       ${scores.error && html`<${Failure} error=${scores.error} />`}
       ${scores.loading && html`<${Waiting} />`}
       ${values && html`<${Density} key=${method.id} values=${values} neurons=${neurons} label=${method.id} hovered=${hovered} onHover=${setHovered} locked=${locked} onLock=${lock}
-        zoom=${address.get("zoom")} onZoom=${(zoom) => address.set({ zoom }, { replace: true })} />`}
+        zoom=${address.get("zoom")} onZoom=${(zoom) => address.set({ zoom }, { replace: true })} />
+        <${Save} what=${`the scores of ${method.id}`} of=${{ of: "scores", method: method.id }} />`}
     </section>
     ${values && html`<section class="panel ranking">
       ${locked !== null && html`<${Locked} values=${values} index=${locked} neurons=${neurons} />`}
