@@ -24,8 +24,8 @@ pytestmark = pytest.mark.browser
 Open = Callable[..., Any]
 PROMPT = f"the store a {HOSTILE} Mary </script> John"
 HEAD = f"/head/1/2?prompt={quote(PROMPT)}"
-#: what is hovered or locked in a grid, in words
-READ = ".read"
+#: what is hovered or locked in the first grid, in words
+READ = ".read >> nth=0"
 
 
 def query(page: Any) -> dict[str, str]:
@@ -100,9 +100,11 @@ class TestAtlas:
         agreed = hs.agree(atlas.scores["bos-sink"], atlas.scores["previous-token"])
         said = page.get_by_text("Rank correlation").inner_text().replace("−", "-")
         assert f"{agreed['spearman']:.2f}" in said and "12 heads" in said
-        assert page.locator("canvas.over").count() == 2 and page.locator("svg.plot circle").count() == 12
+        assert page.locator(".compare canvas.over").count() == 2 and page.locator("svg.plot circle").count() == 12
         page.mouse.move(*centre(page, "canvas.over"))
-        assert len({text.split()[0] for text in page.locator(READ).all_inner_texts()}) == 1, "both show the same head"
+        assert len({text.split()[0] for text in page.locator(".compare .read").all_inner_texts()}) == 1, (
+            "both show the same head"
+        )
 
     def test_filter_by_verdict_and_role(self, view: Open) -> None:
         page = view("/")

@@ -68,7 +68,7 @@ def _verdict(v: Verdict) -> str:
         f"<td class='n'>{signed(v.effect)}<br>{_escaped(v.metric)}, {_escaped(v.intervention)}</td>"
         f"<td class='n'>{signed(v.control_mean)} ± {plain(v.control_sd)}</td>"
         f"<td class='n'>{signed(v.diff_ci_low)} … {signed(v.diff_ci_high)}</td><td class='n'>{plain(v.p, '.2g')}</td>"
-        f"<td>{_escaped(', '.join(v.components))}<br>{_escaped(v.reason)}</td></tr>"
+        f"<td class='heads'>{_escaped(', '.join(v.components))}<br>{_escaped(v.reason)}</td></tr>"
     )
 
 
