@@ -29,6 +29,7 @@ VIEWS: dict[str, tuple[str, str, str | None, int, bool]] = {
     "prompt": (f"/prompt?prompt={quote(SHORT)}&on=L22%401%3EL23A%4013", ".heads-of td", None, 1280, False),
     "prompt-route": (f"/prompt?prompt={quote(SHORT)}&on=L23MLP%4013", ".neurons td", "Route to", 1280, True),
     "try": (f"/try?prompt={quote(SHORT)}&edits={quote(EDITS)}", ".compared td", None, 1280, False),
+    "neurons": ("/?method=io-weight-cosine-neurons&at=L5N954", ".neuron td", None, 1280, False),
     "runs": ("/runs", ".panel form select", None, 1280, True),
     "phone": ("/?method=induction-heads-icl", ".ranking li", None, 390, False),
 }

@@ -51,7 +51,7 @@ def score(
     top: Annotated[int, typer.Option(min=1, help="How many to print (JSON has all).")] = 10,
     force: Force = False,
 ) -> None:
-    """Score every head with one method.
+    """Score every head or neuron with one method.
 
     A score says what a head looks like; whether the model relies on it is for [b]headscope verify[/b].
     """
