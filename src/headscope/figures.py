@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: what may be said of each kind of thing, by its class, so that none is imported for nothing
 _TAKES = {
-    "Atlas": {"method", "against", "role", "limit"}, "DataArray": {"limit"}, "Patching": {"limit"}, "Verdict": set(),
+    "Atlas": {"method", "against", "role", "example", "sink", "query", "key", "limit"}, "DataArray": {"limit"}, "Patching": {"limit"}, "Verdict": set(),
     "Route": set(), "Lens": {"by", "limit"}, "Run": {"head", "sink", "query", "key", "limit"},
     "Model": {"head", "prompt", "sink", "query", "key", "target", "by", "limit"}, "Figure": set(),
 }  # fmt: skip
@@ -30,6 +30,7 @@ def figure(
     method: str | None = None,
     against: str | None = None,
     role: str | None = None,
+    example: bool | None = None,
     head: Component | str | None = None,
     prompt: Any = None,
     row: int = 0,
@@ -42,7 +43,8 @@ def figure(
     model: Model | None = None,
     title: str | None = None,
 ) -> Figure:
-    """A figure of an atlas (all its methods, one `method`, one `against` another, or the proof of a `role`), scores, a
+    """A figure of an atlas (all its methods, one `method`, one `against` another, the `example` of a
+    method's top head, or the proof of a `role`), scores, a
     sweep, a patching, a verdict, a route, a lens, a run (the attention of a `head` on a `row` of the batch), or of a model
     on a `prompt`: a `head`'s attention, or without one the logit lens. It shows itself in a notebook; `save` writes .html,
     .svg, .png, .pdf and .json.
@@ -55,7 +57,7 @@ def figure(
     if limit is not None and not 0 < limit < math.inf:
         raise UsageError(f"limit is {limit}; it is the value of the strongest colour, a number above 0.")
     asked = {
-        "method": method, "against": against, "role": role, "head": head, "prompt": prompt, "sink": sink, "query": query,
+        "method": method, "against": against, "role": role, "example": example, "head": head, "prompt": prompt, "sink": sink, "query": query,
         "key": key, "target": target, "by": by, "limit": limit,
     }  # fmt: skip
     given = {name: value for name, value in asked.items() if value is not None}

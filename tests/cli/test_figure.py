@@ -37,6 +37,12 @@ def test_an_atlas(cli: Cli, scanned: tuple[Path, Any], given: tuple[str, ...]) -
     assert Path("again.svg").read_text(encoding="utf-8") == drawn == wanted.svg()
 
 
+def test_a_top_head_at_work(cli: Cli, scanned: tuple[Path, Any]) -> None:
+    found = cli("figure", scanned[0], "--method", "bos-sink", "--example", "--no-sink", "--json").json("figure")
+    wanted = hs.figure(hs.Atlas.load(scanned[0]), method="bos-sink", example=True, sink=False)
+    assert found == {**wanted.document(), "out": None} and found["provenance"]["without"] == "the first token"
+
+
 def test_a_head_on_a_prompt(cli: Cli, checkpoints: Path) -> None:
     given = ("figure", checkpoints / "llama", "--head", "L1H5", "--prompt", PROMPT)
     found = cli(*given, "--title", "Mine", "--json", "--out", "f.svg").json("figure")

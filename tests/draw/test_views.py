@@ -135,6 +135,29 @@ def test_attention_as_it_is_looked_at(worded: Model) -> None:
             hs.figure(worded, head="L1H2", prompt=PROMPT, **wrong)
 
 
+def test_the_example_of_an_atlas() -> None:
+    atlas = two_methods()
+    pattern = [[1.0, 0.0], [0.75, 0.25]]
+    atlas.examples = [{"head": "L1H0", "method": "a", "tokens": ["x", HOSTILE], "pattern": pattern}]
+    figure = hs.figure(atlas, method="a", example=True, query=1)
+    (panel,) = figure.data["panels"]
+    assert panel["values"] == [[1.0, None], [0.75, 0.25]] and panel["frames"] == [[1, None]]
+    assert hs.figure(atlas, method="a", example=True, sink=False).data["panels"][0]["limit"] == 0.25
+    known = {
+        "model": HOSTILE,
+        "fingerprint": "abc123",
+        "method": "a",
+        "head": "L1H0",
+        "prompt": f"x{HOSTILE}",
+        "seed": 3,
+    }
+    assert known.items() <= figure.provenance.items()
+    for wrong, words in (({"example": True}, "give method"), ({"method": "b", "example": True}, "no attention of"),
+                         ({"method": "a", "query": 1}, "of attention")):  # fmt: skip
+        with pytest.raises(UsageError, match=words):
+            hs.figure(atlas, **wrong)
+
+
 def test_a_sweep_over_all_heads_is_a_grid_of_changes(tiny: Model, tmp_path: Path) -> None:
     prompts = hs.tasks.make("repeated-tokens", tiny, 4, 0)
     found = hs.sweep(tiny, prompts, hs.each_head(hs.zero), "loss", out=tmp_path / "run")

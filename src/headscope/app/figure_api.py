@@ -34,8 +34,8 @@ class FigureApi:
     def __init__(self, prompts: PromptApi) -> None:
         self._prompts = prompts
         self._kinds: dict[str, Callable[[Request, dict[str, Any]], Awaitable[tuple[str, Any]]]] = {
-            "methods": self._methods, "scores": self._scores, "role": self._role, "attention": self._attention,
-            "lens": self._lens, "route": self._route,
+            "methods": self._methods, "scores": self._scores, "role": self._role, "example": self._example,
+            "attention": self._attention, "lens": self._lens, "route": self._route,
         }  # fmt: skip
 
     async def answer(self, request: Request) -> Response:
@@ -76,11 +76,15 @@ class FigureApi:
             raise UsageError(f"The atlas has no test of {role!r} with these heads.")
         return role, of_verdict(atlas, tested[-1]) if tested else of_atlas(atlas, role=role)
 
+    async def _example(self, request: Request, given: dict[str, Any]) -> tuple[str, Any]:
+        from headscope.figures import figure
+
+        method = field(given, "method", str)
+        found = figure(session_of(request).need_atlas(), method=method, example=True, **_looked(given))
+        return f"{method}-at-work", found
+
     async def _attention(self, request: Request, given: dict[str, Any]) -> tuple[str, Any]:
-        layer, head, prompt = place(given)
-        sink, query, key = (
-            field(given, name, kind, None) for name, kind in (("sink", int), ("query", int), ("key", int))
-        )
+        (layer, head, prompt), looked = place(given), _looked(given)
 
         def work() -> Any:
             from headscope.app import look
@@ -89,8 +93,7 @@ class FigureApi:
             model = session_of(request).model()
             look.check_head(model, layer, head)
             look.read(model, prompt, MOST_TOKENS)
-            known = {"query": query, "key": key, "sink": False if sink == 0 else None}
-            return figure(model, head=f"L{layer}H{head}", prompt=prompt, **known)
+            return figure(model, head=f"L{layer}H{head}", prompt=prompt, **looked)
 
         return f"L{layer}H{head}", await ask(request, f"Figure of L{layer}H{head}", work)
 
@@ -110,6 +113,13 @@ class FigureApi:
         from headscope.app import prompt
 
         return "route", await self._prompts.about(request, "Figure of the route", given, prompt.route)
+
+
+def _looked(given: dict[str, Any]) -> dict[str, Any]:
+    """How attention is looked at: the locked query and key, and `sink` 0 where the first token is left out."""
+    sink = field(given, "sink", int, None)
+    known = {name: field(given, name, int, None) for name in ("query", "key")}
+    return {**known, "sink": False if sink == 0 else None}
 
 
 def as_file(thing: Any, name: str) -> dict[str, str]:

@@ -36,6 +36,7 @@ def figure(
     ] = None,
     against: Annotated[str | None, typer.Option(help="A dot for each head: --method across, this method up.")] = None,
     role: Annotated[str | None, typer.Option(help="The dose curve that tested this role of the atlas.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Attention of --method's top head in the scan.")] = False,
     prompt: Annotated[
         str | None, typer.Option(help="The model's text: its logit lens, or with --head attention.")
     ] = None,
@@ -83,6 +84,7 @@ def figure(
     if out is not None:
         check_path(out, overwrite=overwrite)  # before a model is loaded for it
     given = {
+        "example": True if example else None,
         "method": method, "against": against, "role": role, "head": head, "prompt": prompt, "query": query, "key": key,
         "sink": False if no_sink else None, "target": target, "by": by, "limit": limit, "title": title,
     }  # fmt: skip

@@ -9,8 +9,11 @@ import numpy as np
 from headscope.core.errors import UsageError, nearest
 from headscope.core.scores import agree
 from headscope.draw import Figure, version
+from headscope.draw.marks import visible
 from headscope.draw.scores import figure as of_scores
 from headscope.draw.scores import labels, meaning, panels_of
+from headscope.report.answers import example as example_of
+from headscope.trace.show import of_pattern
 
 if TYPE_CHECKING:
     from headscope.atlas import Atlas
@@ -27,11 +30,20 @@ def of_atlas(
     method: str | None = None,
     against: str | None = None,
     role: str | None = None,
+    example: bool = False,
     limit: float | None = None,
+    **looked: Any,
 ) -> Figure:
-    """All methods side by side, one of them, one `against` another, or the dose curve of a role (of its last test, where
-    there are several). Raises UsageError for one it does not have.
+    """All methods side by side, one of them, one `against` another, a method's `example` (its top head at work), or the
+    dose curve of a role (of its last test, where there are several). `looked`: how attention is looked at, see `pattern`.
+    Raises UsageError for one it does not have.
     """
+    if example:
+        if method is None or role is not None or against is not None:
+            raise UsageError("example shows the top head of a method at work; give method, and no role or against.")
+        return _example(atlas, method, limit, **looked)
+    if looked:
+        raise UsageError(f"{' and '.join(sorted(looked))} are of attention; an atlas has that of a method's example.")
     if method is not None and role is not None:
         raise UsageError("A figure shows a method or a role; give one of the two.")
     if against is not None and (method is None or limit is not None):
@@ -54,6 +66,15 @@ def of_verdict(atlas: Atlas, verdict: Verdict) -> Figure:
     from headscope.verify.show import curve
 
     return curve(verdict, about={**_about(atlas), "seed": atlas.seed})
+
+
+def _example(atlas: Atlas, method: str, limit: float | None, **looked: Any) -> Figure:
+    """The attention of a method's top head on the prompt of the scan."""
+    values, found = example_of(atlas, method)
+    about = {
+        **_about(atlas), "method": method, "head": found["head"], "prompt": "".join(found["tokens"]), "seed": atlas.seed,
+    }  # fmt: skip
+    return of_pattern(values.tolist(), [visible(t) for t in found["tokens"]], found["head"], about, limit, **looked)
 
 
 def _about(atlas: Atlas) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -124,44 +123,44 @@ def pattern(
     text = prompt if prompt is not None else "".join(words(run, row))
     about: dict[str, Any] = {} if source is None else {"model": source.name, "fingerprint": source.fingerprint}
     about |= {"head": str(chosen), "prompt": text}
-    if not sink:
-        values = values.clone()
-        values[:, 0] = 0.0  # which many heads look at when they have nothing to do
-        about["without"] = "the first token"
-        limit = limit or float(values.max()) or 1.0
-    found = of_pattern(values.tolist(), tokens, str(chosen), about, limit or 1.0)
-    if not sink:
-        found.data["panels"][0]["values"] = [[None, *line[1:]] for line in found.data["panels"][0]["values"]]
-    return found if query is None and key is None else _framed(found, query, key)
-
-
-def _framed(found: Figure, query: int | None, key: int | None) -> Figure:
-    """The figure with its frame. Raises UsageError for positions that the prompt has not."""
-    n = len(found.data["rows"])
-    if query is None:
-        raise UsageError("A key is framed in the row of its query; give query as well.")
-    for name, position in (("query", query), ("key", key)):
-        if position is not None and not 0 <= position < n:
-            raise UsageError(f"The {name} {position} does not exist: the prompt has positions 0 to {n - 1}.")
-    panel = {**found.data["panels"][0], "frames": [[query, key]]}
-    chosen = {"query": query} | ({} if key is None else {"key": key})
-    return replace(found, data={**found.data, "panels": [panel]}, provenance={**found.provenance, **chosen})
+    return of_pattern(values.tolist(), tokens, str(chosen), about, limit, sink=sink, query=query, key=key)
 
 
 def of_pattern(
-    values: list[list[float]], tokens: list[str], head: str, about: dict[str, Any], limit: float = 1.0
+    values: list[list[float]],
+    tokens: list[str],
+    head: str,
+    about: dict[str, Any],
+    limit: float | None = None,
+    *,
+    sink: bool = True,
+    query: int | None = None,
+    key: int | None = None,
 ) -> Figure:
-    """A pattern [query][key] with its tokens; `about` says where it comes from, `limit` has the strongest colour."""
+    """A pattern [query][key] with its tokens; `about` says where it comes from, the rest is as in `pattern`.
+
+    Raises UsageError for a query or key that the prompt has not.
+    """
     n = len(values)
+    if query is None and key is not None:
+        raise UsageError("A key is framed in the row of its query; give query as well.")
+    framed = {name: at for name, at in (("query", query), ("key", key)) if at is not None}
+    for name, at in framed.items():
+        if not 0 <= at < n:
+            raise UsageError(f"The {name} {at} does not exist: the prompt has positions 0 to {n - 1}.")
     # a decoder's triangle of what cannot be attended to is told from attention that happens to be 0
     causal = n > 1 and all(values[q][k] == 0 for q in range(n) for k in range(q + 1, n))
+    shown = [[None if causal and k > q else float(v) for k, v in enumerate(row)] for q, row in enumerate(values)]
+    if not sink:  # the first token, which many heads look at when they have nothing to do
+        shown = [[None, *row[1:]] for row in shown]
+        limit = limit or max((v for row in shown for v in row if v is not None), default=0.0)
+    panel = {"title": "", "note": "", "limit": float(limit or 1.0), "values": shown}
     data = {
         "axes": {"rows": "attends from", "columns": "to"}, "rows": tokens, "columns": tokens, "upward": False,
         "join": " → ", "scale": "sequential", "missing": "masked",
-        "panels": [{
-            "title": "", "note": "", "limit": float(limit),
-            "values": [[None if causal and k > q else float(v) for k, v in enumerate(row)] for q, row in enumerate(values)],
-        }],
+        "panels": [panel if query is None else {**panel, "frames": [[query, key]]}],
     }  # fmt: skip
-    notes = ("Each row is a token that attends, and its cells add up to 1; grey cells lie in its future.",)
-    return Figure("matrix", f"Attention of {head}", data, {**about, "headscope": version()}, notes)
+    whole = "its cells add up to 1" if sink else "its cells and its weight on the first token add up to 1"
+    notes = (f"Each row is a token that attends, and {whole}; grey cells lie in its future.",)
+    left = {} if sink else {"without": "the first token"}
+    return Figure("matrix", f"Attention of {head}", data, {**about, **left, **framed, "headscope": version()}, notes)
