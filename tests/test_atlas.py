@@ -96,6 +96,13 @@ def test_an_atlas_does_not_differ_from_itself(atlas: hs.Atlas) -> None:
     assert all(row["before"] == row["after"] for row in found.roles)
 
 
+def test_a_notebook_shows_neurons_as_a_density(toy: Model) -> None:
+    found = hs.scan(toy, ["previous-token", "io-weight-cosine-neurons"], n_seeds=5, n_controls=3)
+    shown = found._repr_html_()
+    assert shown.count("<svg") == 2 and "144 neurons are counted" in shown and "in a bin, by logarithm" in shown
+    assert hs.scan(toy, "io-weight-cosine-neurons")._repr_html_().count("<svg") == 1
+
+
 def test_compare_names_the_neurons_that_changed(toy: Model) -> None:
     method = "io-weight-cosine-neurons"
     before = hs.scan(toy, method)

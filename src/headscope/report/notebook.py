@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def atlas_html(atlas: Atlas) -> str:
-    """The roles with their verdicts, and a grid for every method; `report.html` in the atlas's folder has more."""
+    """The roles with their verdicts, a grid for every method that scores heads and a density for one that scores neurons;
+    `report.html` in the atlas's folder has more.
+    """
     from headscope.core.errors import UsageError
     from headscope.report.figures import of_atlas
     from headscope.report.numbers import signed
@@ -33,13 +35,17 @@ def atlas_html(atlas: Atlas) -> str:
         if rows
         else "<small>No role was tested.</small>"
     )
-    try:
-        grids = of_atlas(atlas)._repr_html_()
-    except UsageError as error:
-        grids = f"<small>{escape(str(error))}</small>"
+    neurons = [name for name, scores in atlas.scores.items() if scores.dims == ("layer", "neuron")]
+    shown = []
+    for method in [None, *neurons]:
+        try:
+            shown.append(of_atlas(atlas, method=method)._repr_html_())
+        except UsageError as error:
+            if method is not None or not neurons:  # an atlas of neurons alone has no grids
+                shown.append(f"<small>{escape(str(error))}</small>")
     return (
         f'<div class="headscope" id="headscope-{secrets.token_hex(6)}"><style>{STYLE}</style>'
-        f"<b>Atlas of {escape(plain(str(atlas.model['name'])))}</b>{table}{grids}</div>"
+        f"<b>Atlas of {escape(plain(str(atlas.model['name'])))}</b>{table}{''.join(shown)}</div>"
     )
 
 

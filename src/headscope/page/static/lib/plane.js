@@ -6,9 +6,9 @@ const DEEPEST = 1e5; // how far the scores can be magnified: more is beyond what
 export function whole(values, neurons) {
   let low = 0;
   let high = 0;
-  for (const value of values) {
-    if (value < low) low = value;
-    else if (value > high) high = value;
+  for (let i = 0; i < values.length; i++) {
+    if (values[i] < low) low = values[i];
+    else if (values[i] > high) high = values[i];
   }
   const room = 0.02 * (high - low) || 1;
   return { x0: low < 0 ? low - room : 0, x1: high + room, y0: 0, y1: values.length / neurons };
@@ -127,9 +127,9 @@ export function extremes(values, k, sign = 1) {
 export function rankOf(values, index) {
   let above = 0;
   let of = 0;
-  for (const value of values) {
-    if (value > values[index]) above++;
-    if (!Number.isNaN(value)) of++;
+  for (let i = 0; i < values.length; i++) {
+    if (values[i] > values[index]) above++;
+    if (!Number.isNaN(values[i])) of++;
   }
   return { rank: above + 1, of };
 }

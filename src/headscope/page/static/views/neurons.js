@@ -77,8 +77,8 @@ function Locked({ values, index, neurons }) {
 
 function Ranking({ values, neurons, told, locked, onHover }) {
   const theme = useTheme();
-  const most = useMemo(() => limit(values), [values]);
   const [best, last] = useMemo(() => [extremes(values, 15), extremes(values, 5, -1).filter((i) => values[i] < 0)], [values]);
+  const most = limit([...best, ...last].map((i) => values[i]));
   const row = (i) => html`<li key=${i} class=${i === told ? "told" : ""} onPointerEnter=${() => onHover(i)} onPointerLeave=${() => onHover(null)}>
     <a class="of-neuron" href=${hrefWith({ at: neuronName(i, neurons) })} aria-current=${i === locked ? "true" : null}>${neuronName(i, neurons)}</a>
     <span class="bar" style=${{ width: `${(Math.abs(values[i]) / most) * 90}px`, background: css(values[i] < 0 ? -0.6 : 0.6, theme) }}></span>
