@@ -1,6 +1,6 @@
 """Pictures of the page's views, of a real atlas in a real Chromium: python docs/screenshots.py ATLAS
 
-Writes docs/page-*.png. The model named in the atlas is asked, so it must be on this machine.
+Writes docs/page-*.png and docs/report.png. The model named in the atlas is asked, so it must be on this machine.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ VIEWS: dict[str, tuple[str, str, str | None, int, bool]] = {
 
 
 def main(atlas: Path) -> None:
+    atlas = atlas.resolve()
     shown = hs.Atlas.load(atlas)
     session = Session(name=shown.model["name"], load=lambda: hs.load(shown.model["name"]), atlas=shown)
     with running(session) as address, chromium() as browser:
@@ -54,6 +55,12 @@ def main(atlas: Path) -> None:
             if watched.problems:
                 raise SystemExit(f"{name}: {'; '.join(watched.problems)}")
             context.close()
+        report = Watched(browser.new_context(viewport={"width": 1280, "height": 860}), (atlas / "report.html").as_uri())
+        page = report.open("#/?method=induction-heads-icl&q=22&k=7")
+        page.locator(".looked button").first.wait_for()
+        page.screenshot(path=ROOT / "docs" / "report.png", full_page=True)
+        if report.problems:
+            raise SystemExit(f"report: {'; '.join(report.problems)}")
 
 
 if __name__ == "__main__":
