@@ -99,9 +99,14 @@ def test_in_a_terminal_a_line_a_layer_and_names(many: np.ndarray) -> None:
     assert any(line.startswith("lowest: L1N4 -1.5,") for line in lines)
 
 
-def test_an_atlas_gives_it_by_method_and_nothing_measured_is_refused(many: np.ndarray) -> None:
+def test_an_atlas_gives_it_by_method_and_what_has_no_figure_is_refused(many: np.ndarray) -> None:
     model = {"name": "toy", "fingerprint": "abc123", "anatomy": {}}
     atlas = hs.Atlas(model, 0, {"m": scores(many), "again": scores(many)}, [])
     assert hs.figure(atlas, method="m").data == hs.figure(scores(many).transpose()).data
+    wide = scores(np.tile(many, (1, 2)))
+    atlas = hs.Atlas(model, 0, {"m": wide, "again": wide, "heads": make(many[:, :4], ("layer", "head"))}, [])
+    with pytest.raises(UsageError, match=r"room for 5,000 components, and m scores 7,000; hs\.agree"):
+        hs.figure(atlas, method="m", against="again")
+    assert hs.figure(atlas).notes[-1].startswith("Not shown: m, again;")
     with pytest.raises(UsageError, match="none was measured"):
         hs.figure(scores([[math.nan, math.nan]]))

@@ -125,9 +125,11 @@ def _all_methods(atlas: Atlas, limit: float | None) -> Figure:
             for panel in panels_of(scores, limit, name, meaning(scores))
         ],
     }  # fmt: skip
-    notes = (
+    notes: tuple[str, ...] = (
         "Each panel has a scale of its own: blue is positive, red negative, no colour 0. The line below a name says what "
         "a higher score means. A score alone is not a role: only an intervention shows that.",
     )
+    if others := [name for name in atlas.scores if name not in same]:
+        notes = (*notes, f"Not shown: {', '.join(others)}; each is a figure of its own (method).")
     about = {**_about(atlas), "methods": ", ".join(same), "seed": atlas.seed, "headscope": version()}
     return Figure("matrix", f"Heads of {atlas.model['name']}", data, about, notes)
