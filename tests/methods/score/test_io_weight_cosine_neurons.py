@@ -139,3 +139,11 @@ def test_the_claim_is_shown_where_early_neurons_add_and_late_ones_take_away() ->
     assert result["verdict"] == "shown"
     assert result["figures"]["mean of the first half"] == pytest.approx(1)
     assert result["figures"]["mean of the second half"] == pytest.approx(-1)
+
+
+def test_the_claim_needs_two_layers() -> None:
+    inner = build("llama")
+    inner.model.layers = inner.model.layers[:1]
+    inner.config.num_hidden_layers = 1
+    result = hs.check(hs.load(inner, check=False), ID)
+    assert result["verdict"] == "not testable" and "has one layer" in result["reason"]

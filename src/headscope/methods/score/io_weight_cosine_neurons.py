@@ -85,6 +85,8 @@ class IoWeightCosineNeurons(ScoreMethod):
     def check(self, model: Model, *, seed: int = 0) -> Check:
         generator = torch.Generator().manual_seed(seed)
         n = model.anatomy.n_layers
+        if n < 2:
+            raise NotApplicable(f"{model.name} has one layer, and the claim compares the first half with the second.")
         means = self.score(model, seed=seed).mean("neuron").values
         null = np.array([_Layer(model, layer).shuffled(generator) for layer in range(n)])  # [layer shuffle]
         early, late = slice(0, n // 2), slice(n // 2, n)
