@@ -161,7 +161,8 @@ def test_tables_are_as_documented(scanned: tuple[Path, Any]) -> None:
     page = (SCHEMAS / "README.md").read_text(encoding="utf-8")
     for path in (out / "scores").iterdir():
         frame = pd.read_parquet(path)
-        assert list(frame.columns) == ["layer", "head", "score", "ci_low", "ci_high", "n"] and len(frame) == 24
+        unit, n = ("neuron", 3 * 48) if "neuron" in frame else ("head", 24)
+        assert list(frame.columns) == ["layer", unit, "score", "ci_low", "ci_high", "n"] and len(frame) == n
         assert [str(kind) for kind in frame.dtypes] == ["int64"] * 2 + ["float64"] * 4
     verdicts = pd.read_parquet(out / "verdicts.parquet")
     rows = page.split("`verdicts.parquet`")[1].split("`weights.parquet`")[0]
