@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headscope.core.errors import FileError
-from headscope.core.files import new_file, new_folder, read_json, write_json
+from headscope.core.errors import FileError, UsageError
+from headscope.core.files import check_file, new_file, new_folder, read_json, write_json
 
 
 def _names(folder: Path) -> list[str]:
@@ -28,6 +28,19 @@ def test_a_file_appears_only_when_the_block_succeeds(tmp_path: Path) -> None:
         temporary.write_text("new")
         assert not path.exists() and temporary.parent == path.parent
     assert path.read_text() == "new" and _names(path.parent) == ["a.txt"]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    check_file(tmp_path / "new" / "A.JSON", ".html", ".json")
+    assert not _names(tmp_path)  # and nothing is made
+    with pytest.raises(UsageError, match=r"a\.txt must end in \.html or \.json"):
+        check_file(tmp_path / "a.txt", ".html", ".json")
+    (tmp_path / "b.json").mkdir()
+    with pytest.raises(FileError, match="it is a folder"):
+        check_file(tmp_path / "b.json", ".json")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="Choose a folder you may write to"):
+        check_file(tmp_path / "file" / "c.json")
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])

@@ -11,16 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headscope.core.errors import FileError
+from headscope.core.errors import FileError, UsageError
 
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
     """A temporary path to write to; renamed onto `path` if the block succeeds, removed if it does not."""
     path = Path(os.path.realpath(path))  # a link stays, and what it points to is replaced
-    _check_writable(path)
-    if path.is_dir():
-        raise FileError(f"Cannot write {path}: it is a folder. Give the name of a file.")
+    check_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
@@ -34,6 +32,18 @@ def new_file(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_file(path: str | Path, *endings: str) -> None:
+    """Raise FileError where `new_file` could not write, UsageError for a name without one of the endings (if any are
+    given): before the work is done whose result it is to hold."""
+    path = Path(path)
+    if endings and path.suffix.lower() not in endings:
+        raise UsageError(f"{path} must end in {' or '.join(endings)}.")
+    path = Path(os.path.realpath(path))
+    _check_writable(path)
+    if path.is_dir():
+        raise FileError(f"Cannot write {path}: it is a folder. Give the name of a file.")
 
 
 def check_folder(path: str | Path, *, marker: str | None = None) -> None:
