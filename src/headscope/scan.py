@@ -154,7 +154,7 @@ def _examples(model: Model, scores: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     text = "When Mary and John went to the store, John gave a drink to Mary. When Mary and John went to the"
     tokens, _ = model.tokens(text)
-    shown = [model.tokenizer.decode([int(i)]) for i in tokens[0]]
+    shown = model.words(tokens[0])
     rows = []
     for method, values in scores.items():
         if tuple(values.dims) != ("layer", "head"):

@@ -68,6 +68,17 @@ def test_the_terminal_names_heads_and_neurons(cli: Cli, checkpoints: Path) -> No
     done = cli("routes", checkpoints / "llama", PROMPT, "--threshold", 0.01, "--neurons", 1, "--top", 3)
     assert done.status == 0 and re.search(r"L\dH\d", done.out) and re.search(r"L\dN\d+ at L\dMLP@\d", done.out)
     assert "had to be looked at" in done.out and "--prove" in done.out
+    high = cli("routes", checkpoints / "llama", PROMPT, "--threshold", 0.99)
+    assert "No head has a share above 0.99" in high.out
+
+
+def test_the_route_that_is_proved_is_the_one_that_is_printed(cli: Cli, checkpoints: Path) -> None:
+    given = ("routes", checkpoints / "llama", PROMPT, "--target", "Mary", "--prove", "--n-random", 2, "--json")
+    for biases in ("part", "drop", "heads"):
+        found = cli(*given, "--biases", biases).json("routes")
+        kept = {(e["source"], e["target"], e["component"]) for e in found["edges"] if e["kind"] in ("head", "mlp")}
+        assert found["proof"]["biases"] == biases and found["proof"]["n_edges"] == len(kept)
+        assert found["proof"]["metric"] == "prob"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +86,11 @@ def test_the_terminal_names_heads_and_neurons(cli: Cli, checkpoints: Path) -> No
     [
         ("takes a prompt, or --task", ["@llama"]),
         ("takes a prompt, or --task", ["@llama", PROMPT, "--task", "ioi"]),
-        ("for a proof", ["@llama", "--task", "ioi", "--html", "x.html"]),
+        ("--html is for the route of a prompt", ["@llama", "--task", "ioi", "--html", "x.html"]),
+        ("--position is for", ["@llama", "--task", "ioi", "--position", "3"]),
+        ("--prove is for", ["@llama", "--task", "ioi", "--prove"]),
+        ("takes part, drop or heads", ["@llama", "--task", "ioi", "--biases", "foo"]),
+        ("are both", ["@llama", PROMPT, "--target", "Mary", "--foil", "Mary"]),
         ("must end in .html or .svg", ["@llama", PROMPT, "--html", "x.pdf"]),
         ("must be one token", ["@llama", PROMPT, "--target", "Mary John"]),
         ("Position 40 does not exist", ["@llama", PROMPT, "--position", "40"]),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from families.tiny import DECODERS, build
 from headscope.core.errors import FileError, NotApplicable, UsageError
 from headscope.model import Model
 from headscope.routes import Route
+from headscope.routes.neuronpedia import attribution_graph
 from headscope.routes.proximity import EPSILON, proximity
 from headscope.routes.route import check_sums
 from routes import dense
@@ -224,3 +227,61 @@ def test_bad_input_is_refused_in_words(models: dict[str, Model]) -> None:
         hs.routes(model, tokens, target=" Paris")
     with pytest.raises(NotApplicable, match="is none"):
         hs.routes(hs.load(build("bert"), check=False), tokens)
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("does not exist: the prompt has 7", {"position": 2.5}),
+        ("does not exist: the prompt has 7", {"position": None}),
+        ("does not exist: the prompt has 7", {"position": -8}),
+        ("it is a share", {"threshold": None}),
+        ("it is a share", {"threshold": float("nan")}),
+        ("a whole number from 0", {"neurons": 1.5}),
+        ("takes part, drop or heads", {"biases": 3}),
+        ("this is True", {"target": True}),
+        ("this is ''", {"target": ""}),
+        ("are both", {"target": 3, "foil": 3}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_sentence(models: dict[str, Model], words: str, given: Any) -> None:
+    with pytest.raises(UsageError, match=words):
+        hs.routes(models["llama"], some_tokens(1, WIDTH), **given)
+
+
+def test_ids_come_as_they_come(models: dict[str, Model]) -> None:
+    tokens = some_tokens(1, WIDTH)
+    wanted = hs.routes(models["llama"], tokens, target=3).document()
+    for given in (tokens[0], tokens.tolist(), tokens[0].tolist(), tokens.numpy(), list(tokens[0].numpy())):
+        assert hs.routes(models["llama"], given, target=np.int64(3)).document() == wanted
+    for given in ([True, False], None, {}, [[1, 2], [3]], [1.5, 2.5], []):
+        with pytest.raises(UsageError):
+            hs.routes(models["llama"], given)
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("nodes are not those", {"nodes": []}),
+        ("has no such node", {"edges": [{"source": "L9@1", "target": "L1@1", "kind": "mlp", "component": "L1MLP",
+                                         "weight": 1.0, "signed": 0.0}]}),
+        ("is damaged", {"logit": "high"}),
+        ("is damaged", {"tokens": None}),
+        ("texts are not texts", {"model": None}),
+        ("texts are not texts", {"tokens": ["a"]}),
+        ("nodes are not those", {"position": 99}),
+    ],
+)  # fmt: skip
+def test_a_damaged_route_is_not_read(models: dict[str, Model], tmp_path: Path, words: str, change: Any) -> None:
+    document = hs.routes(models["llama"], some_tokens(1, WIDTH)).document() | change
+    (tmp_path / "route.json").write_text(json.dumps(document))
+    with pytest.raises(FileError, match=words):
+        Route.load(tmp_path / "route.json")
+
+
+def test_graphs_of_other_questions_have_other_names(models: dict[str, Model]) -> None:
+    ids = some_tokens(1, WIDTH)
+    found = [hs.routes(models["llama"], ids, target=t, threshold=x) for t, x in ((3, 0.04), (4, 0.04), (3, 0.1))]
+    found.append(hs.routes(models["llama"], ids.flip(1), target=3))
+    slugs = [attribution_graph(route)["metadata"]["slug"] for route in [*found, found[0]]]
+    assert len(set(slugs)) == 4 and slugs[0] == slugs[-1]

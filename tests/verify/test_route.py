@@ -152,3 +152,16 @@ def test_bad_proofs_are_refused() -> None:
         hs.attend("L0MLP", torch.ones(2, 2))
     with pytest.raises(UsageError, match="cannot be baked"):
         hs.act.bake(model, hs.attend("L0H0", torch.eye(4, dtype=torch.float64)))
+
+
+def test_biases_are_those_of_the_proved_route() -> None:
+    model = hs.load(build("gpt2"), check=False)
+    prompts = replace(_repeats(1), tokens=_repeats(1).tokens % 20)
+    sizes = {}
+    for biases in ("part", "drop", "heads"):
+        at, target, foil = (int(x) for x in (prompts.positions, prompts.target, prompts.foil))
+        route = hs.routes(model, prompts.tokens, target=target, foil=foil, position=at, biases=biases)
+        kept = {(e.source, e.target, e.component) for e in route.edges if e.kind in ("head", "mlp")}
+        sizes[biases] = hs.prove_routes(model, prompts, biases=biases, n_random=2).n_edges
+        assert sizes[biases] == len(kept)
+    assert len(set(sizes.values())) > 1

@@ -43,14 +43,6 @@ def read(model: Model, prompt: str, most: int) -> Tensor:
     return ids
 
 
-def words(model: Model, ids: Any) -> list[str]:
-    """Each token as text."""
-    numbers = [int(i) for i in ids]
-    if model.tokenizer is None:
-        return [f"#{i}" for i in numbers]
-    return [model.tokenizer.decode([i]) for i in numbers]
-
-
 @torch.no_grad()
 def pattern(model: Model, layer: int, index: int, ids: Tensor) -> Tensor:
     """The head's attention [query, key] on a prompt."""
@@ -119,8 +111,8 @@ def examples(
         at = int(best.indices[row]) + 1
         rows.append(
             {
-                "tokens": words(model, prompts.tokens[row]),
-                "text": model.tokenizer.decode(prompts.tokens[row, len(model.prefix) :]),
+                "tokens": model.words(prompts.tokens[row]),
+                "text": model.text(prompts.tokens[row, len(model.prefix) :]),
                 "at": at,
                 "factor": float(best.values[row] / size.mean()),
                 "attention": [round(float(x), 4) for x in pattern[row, at]],
@@ -165,10 +157,7 @@ def without(model: Model, layer: int, index: int, ids: Tensor, k: int = 10) -> d
     moved = (after.exp() - before.exp()).abs()
     shown = list(dict.fromkeys([*before.topk(k).indices.tolist(), *moved.topk(k // 2).indices.tolist()]))
     shown.sort(key=lambda i: -float(before[i]))
-    rows = [
-        {"token": token, "before": float(before[i].exp()), "after": float(after[i].exp())}
-        for i, token in zip(shown, words(model, shown), strict=True)
-    ]
+    rows = [{"token": model.word(i), "before": float(before[i].exp()), "after": float(after[i].exp())} for i in shown]
     return {"tokens": rows, "kl": max(0.0, float((before.exp() * (before - after)).sum()))}
 
 
@@ -191,6 +180,6 @@ def ranked(model: Model, values: Tensor, k: int) -> dict[str, Any]:
     found = {}
     for name, largest in (("promoted", True), ("suppressed", False)):
         best = values.topk(min(k, len(values)), largest=largest)
-        rows = zip(words(model, best.indices), best.values.tolist(), strict=True)
-        found[name] = [{"token": token, "value": float(value)} for token, value in rows]
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        found[name] = [{"token": model.word(i), "value": value} for i, value in rows]
     return found

@@ -203,13 +203,13 @@ def predicted(seen: Seen, question: Question, k: int = 20) -> dict[str, Any]:
 
     def row(i: int) -> dict[str, Any]:
         return {
-            "id": i, "token": look.words(seen.model, [i])[0], "p": float(probs[i]), "rank": int(rank_of(logits, i)),
+            "id": i, "token": seen.model.word(i), "p": float(probs[i]), "rank": int(rank_of(logits, i)),
         }  # fmt: skip
 
-    words = look.words(seen.model, seen.walk.tokens[0])
+    more = seen.walk.tokens[0, seen.width - len(question.more) :]
     return {
-        "tokens": words,
-        "text": question.prompt + "".join(words[seen.width - len(question.more) :] if question.more else []),
+        "tokens": seen.model.words(seen.walk.tokens[0]),
+        "text": question.prompt + (seen.model.text(more) if question.more else ""),
         "position": at,
         "next": [row(i) for i in best.indices.tolist()],
         "target": row(goal.target),
@@ -258,7 +258,7 @@ def state(seen: Seen, question: Question, node: str, k: int = 12) -> dict[str, A
 
     def row(i: int) -> dict[str, Any]:
         return {
-            "id": i, "token": look.words(model, [i])[0], "p": float(probs[i]), "rank": int(rank_of(here, i)),
+            "id": i, "token": model.word(i), "p": float(probs[i]), "rank": int(rank_of(here, i)),
             "below": None if under is None else int(rank_of(under, i)),
         }  # fmt: skip
 
@@ -314,8 +314,8 @@ def _direct(seen: Seen, vectors: Tensor, position: int, k: int = 8) -> list[dict
         for name, largest in (("promoted", True), ("suppressed", False)):
             best = values.topk(min(k, len(values)), largest=largest)
             rows[name] = [
-                {"token": token, "value": value}
-                for token, value in zip(look.words(model, best.indices), best.values.tolist(), strict=True)
+                {"token": model.word(i), "value": value}
+                for i, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
             ]
         found.append(rows)
     return found

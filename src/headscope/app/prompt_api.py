@@ -98,12 +98,11 @@ class PromptApi:
         text, session = field(given, "text", str), session_of(request)
 
         def work() -> dict[str, Any]:
-            from headscope.app import look
             from headscope.routes.extract import token_id
 
             model = session.model()
             found = token_id(model, text)
-            return {"id": found, "token": look.words(model, [found])[0]}
+            return {"id": found, "token": model.word(found)}
 
         return as_json(await ask(request, "Token", work))
 

@@ -166,7 +166,7 @@ async def _pattern(request: Request) -> Response:
         model = session_of(request).model()
         ids = look.read(model, prompt, MOST_TOKENS)
         found = look.pattern(model, layer, head, ids)
-        return found.float().cpu().numpy(), look.words(model, ids[0])
+        return found.float().cpu().numpy(), model.words(ids[0])
 
     values, tokens = await ask(request, f"Pattern of L{layer}H{head}", work)
     return as_matrix(values.astype(np.float16), "float16", tokens=tokens)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headscope.app import look
 from headscope.core.component import Component, components
 from headscope.core.errors import FileError, UsageError
 from headscope.routes.extract import check_decoder, token_id
@@ -213,15 +212,12 @@ def compare(model: Model, ids: Tensor, edits: list[Edit], k: int = 12) -> dict[s
     change = after.exp() - before.exp()
     best = [x.topk(min(k, len(x))).indices.tolist() for x in (change.abs(), before, after)]
     shown = sorted(dict.fromkeys(i for group in best for i in group), key=lambda i: -abs(float(change[i])))
-    rows = [
-        {"token": token, "before": float(before[i].exp()), "after": float(after[i].exp())}
-        for i, token in zip(shown, look.words(model, shown), strict=True)
-    ]
+    rows = [{"token": model.word(i), "before": float(before[i].exp()), "after": float(after[i].exp())} for i in shown]
     return {
         "tokens": rows,
         "kl": max(0.0, float((before.exp() * (before - after)).sum())),
         "loss": None if loss_before is None else {"before": loss_before, "after": loss_after},
-        "words": look.words(model, ids[0]),
+        "words": model.words(ids[0]),
         "edits": [str(edit) for edit in edits],
     }
 
@@ -265,7 +261,7 @@ def continued(
                 max_time=MOST_SECONDS, pad_token_id=_padding(model), return_dict_in_generate=False,
                 stopping_criteria=[goes_on],
             )  # fmt: skip
-        found[name] = look.words(model, out[0, ids.shape[1] :])
+        found[name] = model.words(out[0, ids.shape[1] :])
     return found
 
 

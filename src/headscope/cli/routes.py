@@ -57,21 +57,28 @@ def routes(
     headscope routes MODEL --task ioi (is a task's route what carries its predictions?)
     """
     import headscope as hs
+    from headscope.core.files import check_file
+    from headscope.routes.extract import check_options
     from headscope.verify import prompt_of
 
     if (prompt is None) == (task is None):
         raise UsageError("routes takes a prompt, or --task to prove the routes of a task's prompts.")
-    if task is not None and any(x is not None for x in (html, out, neuronpedia, target, foil)):
-        raise UsageError("--task is for a proof; give a prompt to draw or save its route.")
+    of_prompt = {
+        "--html": html, "--out": out, "--neuronpedia": neuronpedia, "--target": target, "--foil": foil,
+        "--position": position if position != -1 else None, "--neurons": neurons or None, "--prove": prove or None,
+    }  # fmt: skip
+    if task is not None and (extra := [name for name, x in of_prompt.items() if x is not None]):
+        raise UsageError(f"{extra[0]} is for the route of a prompt; --task proves the routes of a task's prompts.")
     for path, endings in ((html, (".html", ".svg")), (out, (".json",)), (neuronpedia, (".json",))):
-        if path is not None and path.suffix not in endings:
-            raise UsageError(f"{path} must end in {' or '.join(endings)}.")
+        if path is not None:
+            check_file(path, *endings)
+    check_options(threshold, biases, neurons)
     loaded = common.load(model, force=force)
     if task is not None:
         with working("Proving routes") as steps:
             found = hs.prove_routes(
-                loaded, hs.tasks.make(task, loaded, n, common.seed), threshold=threshold, n_random=n_random,
-                seed=common.seed, progress=lambda done, total: steps("Proving routes", done, total),
+                loaded, hs.tasks.make(task, loaded, n, common.seed), threshold=threshold, biases=biases,
+                n_random=n_random, seed=common.seed, progress=lambda done, total: steps("Proving routes", done, total),
             )  # fmt: skip
         document = {"model": loaded.name, "proof": found.document()}
         common.show(document, lambda console: _show_proof(console, found))
@@ -84,7 +91,9 @@ def routes(
     proof = None
     if prove:
         with working("Proving the route"):
-            proof = hs.prove_routes(loaded, prompt_of(route), threshold=threshold, n_random=n_random, seed=common.seed)
+            proof = hs.prove_routes(
+                loaded, prompt_of(route), threshold=threshold, biases=biases, n_random=n_random, seed=common.seed
+            )
     written = []
     if html is not None:
         route.save(html)
@@ -103,7 +112,7 @@ def routes(
         document["proof"] = proof.document()
 
     def human(console: Console) -> None:
-        _show(console, route, top)
+        _show(console, route, top, proved=proof is not None)
         if proof is not None:
             _show_proof(console, proof)
         for path in written:
@@ -112,7 +121,7 @@ def routes(
     common.show(document, human)
 
 
-def _show(console: Console, route: Route, top: int) -> None:
+def _show(console: Console, route: Route, top: int, *, proved: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -135,10 +144,13 @@ def _show(console: Console, route: Route, top: int) -> None:
             str(edge.component), f"{edge.weight:.3f}", f"{edge.signed:+.3f}", Text(f"{route.tokens[key]!r} ({key})"),
             Text(f"{route.tokens[query]!r} ({query})"),
         )  # fmt: skip
-    console.print(table)
+    if edges:
+        console.print(table)
+    else:
+        console.print(f"No head has a share above {route.threshold:g} of any state on the route.")
     for neuron in sorted(route.neurons, key=lambda x: -x.weight)[:top]:
         console.print(f"{neuron.component} at {neuron.node}: weight {neuron.weight:.3f}, {neuron.signed:+.3f}")
-    if edges:
+    if not proved:
         console.print(
             "Weights say what a state is made of, not what happens without it: --prove tests that.", soft_wrap=True
         )
@@ -146,7 +158,7 @@ def _show(console: Console, route: Route, top: int) -> None:
 
 def _show_proof(console: Console, proof: RouteProof) -> None:
     console.print(
-        f"{proof.verdict}: {proof.reason} ({proof.n_prompts} prompts, {proof.n_random} random routes each, "
+        f"{proof.verdict}: {proof.reason} ({proof.n_prompts} prompt{'' if proof.n_prompts == 1 else 's'}, {proof.n_random} random routes each, "
         f"{proof.n_edges:.0f} edges or {proof.share:.2%} kept; without the route {proof.complement:.0%} is left).",
         soft_wrap=True,
         markup=False,

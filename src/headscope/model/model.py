@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from headscope.core.component import Component, head
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model.anatomy import Anatomy, present
+from headscope.model.words import word, words
 
 
 @dataclass(eq=False)
@@ -99,12 +101,14 @@ class Model:
         plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         return list(with_special[: with_special.index(plain[0])]) if plain and plain[0] in with_special else []
 
-    def tokens(self, texts: str | list[str] | Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids [batch, pos] and a mask [batch, pos] that is True at real tokens.
+    def tokens(self, texts: Any) -> tuple[Tensor, Tensor]:
+        """Token ids [batch, pos] and a mask [batch, pos] that is True at real tokens, of a text, a list of texts, or ids
+        ([pos] or [batch, pos], as a tensor, an array or lists).
 
         Shorter texts are padded on the left in decoders, on the right in encoders. Ids are taken as they are.
         Raises UsageError for an empty or too long prompt, NotApplicable for text without a tokenizer.
         """
+        texts = _read(texts)
         if isinstance(texts, Tensor):
             if texts.ndim > 2:
                 raise UsageError(f"Token ids are a tensor [batch, pos], but these have shape {tuple(texts.shape)}.")
@@ -113,9 +117,6 @@ class Model:
         else:
             if self.tokenizer is None:
                 raise NotApplicable(f"{self.name} was loaded without a tokenizer; give token ids [batch, pos] instead.")
-            texts = [texts] if isinstance(texts, str) else list(texts)
-            if not texts or not all(isinstance(text, str) for text in texts):
-                raise UsageError("A prompt must be text, a list of texts, or a tensor of token ids [batch, pos].")
             rows = [self.tokenizer(text)["input_ids"] for text in texts]
             if min(map(len, rows)) == 0:
                 raise UsageError("A prompt is empty; it needs at least one token.")
@@ -137,6 +138,38 @@ class Model:
             raise UsageError(f"Token ids must be whole numbers from 0 to {self.n_vocab - 1}.")
         return ids.to(self.device), mask.to(self.device)
 
+    def words(self, ids: Iterable[int]) -> list[str]:
+        """Each token of a text as text, `#5` without a tokenizer; those that share one character are numbered."""
+        numbers = [int(i) for i in ids]
+        return [f"#{i}" for i in numbers] if self.tokenizer is None else words(self.tokenizer, numbers)
+
+    def word(self, token: int) -> str:
+        """One token of the vocabulary as text, `#5` without a tokenizer."""
+        return f"#{token}" if self.tokenizer is None else word(self.tokenizer, int(token))
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Tokens as one text."""
+        numbers = [int(i) for i in ids]
+        if self.tokenizer is None:
+            return " ".join(f"#{i}" for i in numbers)
+        return str(self.tokenizer.decode(numbers, clean_up_tokenization_spaces=False))
+
     def __repr__(self) -> str:
         a = self.anatomy
         return f"Model({self.name}: {a.n_layers} layers × {a.n_heads} heads, d_model {a.d_model}, {self.fingerprint})"
+
+
+def _read(given: Any) -> list[str] | Tensor:
+    """A prompt as texts, or as whatever numbers it holds."""
+    if isinstance(given, Tensor):
+        return given
+    texts = [given] if isinstance(given, str) else given
+    if isinstance(texts, (list, tuple)) and texts and all(isinstance(text, str) for text in texts):
+        return list(texts)
+    try:
+        found = torch.as_tensor(given)
+        if found.dtype != torch.bool:
+            return found
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise UsageError("A prompt must be text, a list of texts, or token ids [batch, pos], all rows of one length.")

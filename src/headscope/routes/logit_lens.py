@@ -30,6 +30,7 @@ class Lens:
     model: str
     fingerprint: str
     version: str
+    prompt: str
     tokens: list[str]
     start: int
     levels: list[str]
@@ -99,10 +100,10 @@ def read_lens(
     tops = torch.stack(top)
     shown = sorted({*tops.flatten().tolist(), target})
     return Lens(
-        model=model.name, fingerprint=model.fingerprint, version=version(), tokens=_texts(model, ids), start=start,
+        model=model.name, fingerprint=model.fingerprint, version=version(), prompt=model.text(ids), tokens=model.words(ids), start=start,
         levels=["E", *(f"L{i}" for i in range(model.anatomy.n_layers))], target_id=target, top=tops, p=torch.stack(p),
         rank=torch.stack(place), target_p=torch.stack(target_p),
-        words=dict(zip(shown, _texts(model, shown), strict=True)),
+        words={i: model.word(i) for i in shown},
     )  # fmt: skip
 
 
@@ -119,10 +120,6 @@ def unembed(model: Model, x: Tensor) -> Tensor:
 def rank_of(logits: Tensor, token: int) -> Tensor:
     """Places from 1, over the last dim."""
     return (logits > logits[..., token, None]).sum(-1) + 1
-
-
-def _texts(model: Model, ids: list[int]) -> list[str]:
-    return [f"#{i}" if model.tokenizer is None else model.tokenizer.decode([i]) for i in ids]
 
 
 def figure(found: Lens, *, by: str = "best", limit: float | None = None) -> Figure:
@@ -148,7 +145,7 @@ def figure(found: Lens, *, by: str = "best", limit: float | None = None) -> Figu
         "join": " at ", "scale": "sequential", "missing": "not read", "panels": [panel],
     }  # fmt: skip
     about = {
-        "model": found.model, "fingerprint": found.fingerprint, "method": "logit lens", "prompt": "".join(found.tokens),
+        "model": found.model, "fingerprint": found.fingerprint, "method": "logit lens", "prompt": found.prompt,
         "target": found.target, "positions": f"{found.start} to {found.stop - 1}", "colour": f"probability of the {by}",
         "headscope": found.version,
     }  # fmt: skip

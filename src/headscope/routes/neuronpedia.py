@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from typing import Any
 
@@ -48,7 +50,7 @@ def attribution_graph(route: Route) -> dict[str, Any]:
     links[names[route.start], logit] = 1.0
     return {
         "metadata": {
-            "slug": f"headscope-{route.fingerprint}", "scan": route.model, "prompt": route.prompt,
+            "slug": f"headscope-{_digest(route)}", "scan": route.model, "prompt": route.prompt,
             "prompt_tokens": route.tokens, "node_threshold": route.threshold,
             "info": {
                 "description": "Information-flow route: unsigned shares of each state of the stream, no interventions.",
@@ -82,3 +84,11 @@ def _row(name: str, layer: int | None, position: int, kind: str, label: str) -> 
         "layer": "E" if layer is None else str(layer), "ctx_idx": position, "feature_type": kind,
         "jsNodeId": f"{name}-0", "clerp": label, "influence": None, "activation": None,
     }  # fmt: skip
+
+
+def _digest(route: Route) -> str:
+    """Tells graphs of one model apart: by the prompt and all that was asked of it."""
+    asked = (
+        route.fingerprint, route.token_ids, route.position, route.target_id, route.foil_id, route.threshold, route.biases,
+    )  # fmt: skip
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]

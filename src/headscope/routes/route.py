@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -35,7 +36,8 @@ class Edge:
     input (what an MLP reads), bias; `component`: the head or MLP, or None.
 
     `signed`: what the part adds to the target's logit minus the foil's if the final norm read it where it is written,
-    with the scale it has there; at the route's own position this is its direct effect.
+    with the scale it has there; at the route's own position this is its direct effect (before the cap of the logits,
+    where a model has one).
     """
 
     source: str
@@ -129,8 +131,10 @@ class Route:
         try:
             kinds: dict[str, Any] = {"nodes": Node, "edges": Edge, "neurons": Neuron}
             read: dict[str, Any] = {k: [kinds[k](**row) for row in v] if k in kinds else v for k, v in given.items()}
-            return cls(**read)
-        except (TypeError, KeyError) as error:
+            found = cls(**read)
+            _check(found)
+            return found
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise FileError(f"The route {path} is damaged ({error}).") from None
 
     def _repr_html_(self) -> str:
@@ -150,3 +154,20 @@ def check_sums(edges: Iterable[Edge]) -> dict[str, float]:
     for edge in edges:
         sums[edge.target] += edge.weight
     return dict(sums)
+
+
+def _check(route: Route) -> None:
+    """Raise ValueError or TypeError where a route does not hang together."""
+    texts = [route.model, route.prompt, route.target, *route.tokens, *(e.kind for e in route.edges)]
+    names = {node.id for node in route.nodes}
+    numbers = [x for e in route.edges for x in (e.weight, e.signed)]
+    numbers += [x for n in route.neurons for x in (n.weight, n.signed, n.activation)]
+    places = [route.position, *(node.position for node in route.nodes)]
+    if not all(isinstance(text, str) for text in texts) or len(route.tokens) != len(route.token_ids):
+        raise ValueError("its texts are not texts")
+    if not all(math.isfinite(x) for x in [route.logit, route.threshold, *numbers]):
+        raise ValueError("a number is not finite")
+    if not names or len(names) < len(route.nodes) or not all(0 <= p < len(route.tokens) for p in places):
+        raise ValueError("its nodes are not those of its tokens")
+    if missing := [e for e in route.edges if e.source not in names or e.target not in names]:
+        raise ValueError(f"{missing[0].source} → {missing[0].target} has no such node")

@@ -74,16 +74,13 @@ class Walk:
         rows = torch.tensor([self.at], device=self.tokens.device)
         for layer in reversed(range(n)):
             rows = self.into(layer, rows)
-        text = [model.tokenizer.decode([i]) if model.tokenizer is not None else str(i) for i in self.tokens[0].tolist()]
+        text = model.words(self.tokens[0])
         names = dict.fromkeys([f"L{n - 1}@{self.at}", *(x for e in self.edges for x in (e.target, e.source))])
         from headscope import __version__
 
-        def word(i: int | None) -> str | None:
-            return None if i is None else model.tokenizer.decode([i]) if model.tokenizer is not None else str(i)
-
         return Route(
-            model=model.name, fingerprint=model.fingerprint, version=__version__, prompt="".join(text), tokens=text,
-            token_ids=self.tokens[0].tolist(), position=self.at, target=str(word(goal.target)), foil=word(goal.foil),
+            model=model.name, fingerprint=model.fingerprint, version=__version__, prompt=model.text(self.tokens[0]), tokens=text,
+            token_ids=self.tokens[0].tolist(), position=self.at, target=model.word(goal.target), foil=None if goal.foil is None else model.word(goal.foil),
             target_id=goal.target, foil_id=goal.foil, logit=goal.logit, threshold=self.threshold, biases=self.biases,
             nodes=[_node(name, text) for name in names], edges=self.edges, neurons=self.neurons, parts=self.parts,
             evaluated=self.evaluated,

@@ -33,13 +33,15 @@ _ROWS, _TOKENS = 8, 200
 
 def words(run: Run, row: int) -> list[str]:
     """The tokens of a row of the batch, without padding; their ids where the model or its tokenizer is gone."""
+    ids = _ids(run, row)
+    return [f"#{i}" for i in ids] if run.source is None else run.source.words(ids)
+
+
+def _ids(run: Run, row: int) -> list[int]:
     if run.tokens is None:
         return []
     ids = run.tokens[row]
-    ids = ids if run.mask is None else ids[run.mask[row]]
-    model = run.source
-    tokenizer = None if model is None else model.tokenizer
-    return [f"#{i}" if tokenizer is None else tokenizer.decode([i]) for i in ids.tolist()]
+    return list((ids if run.mask is None else ids[run.mask[row]]).tolist())
 
 
 def table(run: Run) -> str:
@@ -120,7 +122,7 @@ def pattern(
         values = values[real][:, real]
     source = model if model is not None else run.source
     tokens = [visible(token) for token in words(run, row)] or [str(i) for i in range(len(values))]
-    text = prompt if prompt is not None else "".join(words(run, row))
+    text = prompt if prompt is not None else "" if source is None else source.text(_ids(run, row))
     about: dict[str, Any] = {} if source is None else {"model": source.name, "fingerprint": source.fingerprint}
     about |= {"head": str(chosen), "prompt": text}
     return of_pattern(values.tolist(), tokens, str(chosen), about, limit, sink=sink, query=query, key=key)

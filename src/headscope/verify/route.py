@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headscope.circuits.run import sign
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
 from headscope.routes import Route, routes
@@ -17,7 +18,7 @@ from headscope.routes.cut import Kept, Means, cut, kept_by, means_of, random_lik
 from headscope.sweep import clean, sweep
 from headscope.tasks import Prompts, make
 from headscope.trace import trace
-from headscope.verify.beside import beside_random
+from headscope.verify.beside import beside_random, left_over
 from headscope.verify.verify import HELD_OUT
 
 #: memory that the edits of one sweep may take
@@ -38,6 +39,7 @@ class RouteProof:
     task: str
     metric: str
     threshold: float
+    biases: str
     n_prompts: int
     n_random: int
     n_edges: float
@@ -62,11 +64,12 @@ class RouteProof:
 
 
 def prompt_of(route: Route) -> Prompts:
-    """A route's prompt as a task of one: what `prove_routes` needs to test that route."""
+    """A route's prompt as a task of one: what `prove_routes` needs to test that route. Without a foil, the target's
+    probability is what is left or lost."""
     foil = None if route.foil_id is None else torch.tensor([[route.foil_id]])
     return Prompts(
         "your prompt", 0, torch.tensor([route.token_ids]), torch.tensor([[route.position]]),
-        torch.tensor([[route.target_id]]), foil, metric="loss" if foil is None else "logit_diff",
+        torch.tensor([[route.target_id]]), foil, metric="prob" if foil is None else "logit_diff",
     )  # fmt: skip
 
 
@@ -75,6 +78,7 @@ def prove_routes(
     prompts: Prompts,
     *,
     threshold: float = 0.04,
+    biases: str = "part",
     n_random: int = 20,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
@@ -86,8 +90,11 @@ def prove_routes(
     as many edges in each layer as its own. The verdict is `supported` where p ≤ 0.05, the interval lies above 0 and no
     set of random routes does as well; a single prompt has no p, and its verdict is `inconclusive`.
 
-    Raises UsageError for prompts scored at several positions and too few random routes.
+    `threshold` and `biases` as in `routes`. Raises UsageError for prompts scored at several positions and too few random
+    routes.
     """
+    if not isinstance(prompts, Prompts):
+        raise UsageError("prove_routes takes Prompts: a task's (hs.tasks.make), or those of one route (prompt_of).")
     if prompts.positions.shape[1] != 1:
         raise UsageError(
             f"Routes explain one prediction a prompt, but {prompts.name} scores several positions of each."
@@ -102,7 +109,7 @@ def prove_routes(
         one = prompts.row(i)
         at, target = int(one.positions[0, 0]), int(one.target[0, 0])
         foil = None if one.foil is None else int(one.foil[0, 0])
-        route = routes(model, one.tokens, target=target, foil=foil, position=at, threshold=threshold)
+        route = routes(model, one.tokens, target=target, foil=foil, position=at, threshold=threshold, biases=biases)
         kept, width = kept_by(route), one.tokens.shape[1]
         rng = random.Random(f"{seed} {i}")
         drawn = [random_like(kept, at, anatomy.n_layers, anatomy.n_heads, rng) for _ in range(n_random)]
@@ -114,7 +121,7 @@ def prove_routes(
         if progress is not None:
             progress(i + 1, n)
     before = clean(model, prompts, prompts.metric).double().cpu().numpy()
-    return _proof(prompts, threshold, before, values, float(np.mean(sizes)), float(np.mean(shares)), seed)
+    return _proof(prompts, threshold, biases, before, values, float(np.mean(sizes)), float(np.mean(shares)), seed)
 
 
 def _means(model: Model, prompts: Prompts) -> Means:
@@ -134,11 +141,11 @@ def _measure(model: Model, one: Prompts, sets: list[Kept], means: Means) -> np.n
 
 
 def _proof(
-    prompts: Prompts, threshold: float, before: np.ndarray[Any, Any], values: np.ndarray[Any, Any], size: float,
+    prompts: Prompts, threshold: float, biases: str, before: np.ndarray[Any, Any], values: np.ndarray[Any, Any], size: float,
     share: float, seed: int,
 ) -> RouteProof:  # fmt: skip
     route, empty, rest, control = values[:, 0], values[:, 1], values[:, 2], values[:, 3:].T
-    better = -1.0 if prompts.metric in ("loss", "rank") else 1.0
+    better = sign(prompts.metric)
     span = before.mean() - empty.mean()
     if abs(span) < 1e-6:
         raise NotApplicable(
@@ -151,9 +158,9 @@ def _proof(
     each = control.mean(1)
     seen = beside_random(route, control, better, "random routes", seed=seed)
     faithful, randomly = share_of(route.mean()), share_of(each.mean())
-    figures = f"{faithful:.0%} of the model's {prompts.metric} is left, {randomly:.0%} with random routes"
+    figures = left_over(faithful, randomly, prompts.metric, "random routes")
     return RouteProof(
-        task=prompts.name, metric=prompts.metric, threshold=threshold, n_prompts=len(route), n_random=len(control),
+        task=prompts.name, metric=prompts.metric, threshold=threshold, biases=biases, n_prompts=len(route), n_random=len(control),
         n_edges=size, share=share, clean=float(before.mean()), empty=float(empty.mean()), route=float(route.mean()),
         faithfulness=faithful, random=randomly, random_sd=float(each.std(ddof=1) / abs(span)),
         random_most=share_of(seen.most), complement=share_of(rest.mean()), diff_ci_low=seen.low, diff_ci_high=seen.high, p=seen.p,
