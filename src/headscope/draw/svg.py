@@ -36,6 +36,8 @@ STYLE = (
     + f"{{{_variables('dark')}}}"
     + ".headscope{background:var(--hs-back);color:var(--hs-ink);font:13px/1.5 system-ui,sans-serif;margin:0;padding:.5rem;"
     "overflow-x:auto}.headscope figcaption,.headscope small{color:var(--hs-soft)}"
+    # the caption begins where the drawing's text does; a wide drawing shrinks a little before it scrolls
+    ".headscope figcaption{margin:0 12px;max-width:72rem}.headscope>svg{max-width:max(100%,760px);height:auto}"
     ".headscope table{border-collapse:collapse;color:inherit}.headscope th,.headscope td{padding:.2rem .6rem;"
     "text-align:left;border-bottom:1px solid var(--hs-line);background:none;vertical-align:top}"
     + "".join(

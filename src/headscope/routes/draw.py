@@ -21,9 +21,8 @@ def figure(route: Route) -> Figure:
     }  # fmt: skip
     notes = (
         f"Heads by weight: {best}.",
-        "Each column is a token, each row a layer; dots are the stream, squares MLPs. Darker: a larger share of the "
-        f"state above. Blue adds to the target{'' if route.foil is None else ' minus the foil'}, red takes away, thicker "
-        f"is more; grey is the stream itself. Edges with a share of at most {route.threshold:g} are cut.",
-        "Weights say what a state is made of, not what would happen without it: headscope routes --prove tests that.",
+        f"Each column is a token, each row a layer. Edges with a share of at most {route.threshold:g} are cut. Heads that "
+        "look from the same state at the same token are one edge, as wide as all of them.",
+        "Shares say what a state is made of, not what would happen without it: headscope routes --prove tests that.",
     )
     return Figure("route", goal, route.document(), provenance, notes)
