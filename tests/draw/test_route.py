@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import pytest
 import headscope as hs
 from draw.test_figure import HOSTILE, SVG
 from headscope.draw import ENDINGS
-from headscope.draw.marks import Words, width_of
+from headscope.draw.marks import Drawing, Line, Words, width_of
+from headscope.draw.paper import write
 from headscope.draw.route import signed_limit
 from headscope.draw.route_layout import crosses
 from headscope.routes import Route
@@ -134,6 +135,17 @@ def test_names_never_overlap_and_columns_fill_a_page(n: int) -> None:
     assert 3 <= len(areas) <= 40 and f"{len(areas)} of {3 * n} edges of heads are named" in hs.figure(made).svg()
     assert drawing.width <= 1264, "a window of 1280 pixels needs no scrolling"
     assert n == 2 or drawing.width > 1100
+
+
+def test_dashes_of_a_thick_line_are_as_long_on_paper(tmp_path: Path) -> None:
+    from PIL import Image
+
+    line = Line(((10, 10), (115, 10)), "down", width=10, dashed=True)
+    about = dict.fromkeys(("title", "about", "json", "software"), "")
+    write(Drawing(125, 20, [line]), tmp_path / "line.png", ".png", "light", about)
+    image = Image.open(tmp_path / "line.png").convert("RGB")
+    red = [image.getpixel((x, 20))[1] < 160 for x in range(image.size[0])]
+    assert sum(not a and b for a, b in pairwise(red)) == 15, "105 pixels, a dash every 7 as in the SVG"
 
 
 def test_tokens_stay_text_in_every_format(tmp_path: Path) -> None:

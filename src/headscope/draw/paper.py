@@ -47,6 +47,7 @@ def write(drawing: Drawing, path: Path, ending: str, theme: str, metadata: dict[
     settings = {**matplotlib.rcParamsDefault, "pdf.fonttype": 42, "font.family": [f for f in _FONTS if f in known]}
     settings.pop("backend", None)
     settings = {key: value for key, value in settings.items() if not key.startswith(("backend", "toolbar"))}
+    settings["lines.scale_dashes"] = False  # as in an SVG: a short thick line would else be a single dash
     with warnings.catch_warnings(), matplotlib.rc_context(settings):
         warnings.filterwarnings("ignore", message=r".*[gG]lyph.*")  # a letter of no installed font is drawn as a box
         colours = PALETTES[theme]
@@ -117,7 +118,7 @@ def _draw(axes: Any, mark: Mark, colours: dict[str, str], order: int) -> None:
         axes.add_line(
             Line2D(
                 x, y, color=colours[mark.stroke], alpha=mark.opacity, linewidth=mark.width * _POINT, zorder=order,
-                linestyle=(0, (4, 3)) if mark.dashed else "-", solid_capstyle="butt",
+                linestyle=(0, (4 * _POINT, 3 * _POINT)) if mark.dashed else "-", solid_capstyle="butt",
             )
         )  # fmt: skip
     else:
