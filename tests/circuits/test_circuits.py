@@ -23,6 +23,7 @@ from headscope.core.files import write_json
 from headscope.model import Model
 from headscope.sweep import clean
 from headscope.verify import prove_circuit
+from headscope.verify.beside import beside_random
 from toys import induction_toy
 
 
@@ -148,6 +149,54 @@ def test_scores_of_another_model_are_refused(tiny: Model, toy: Model) -> None:
         circuits.top_edges(tiny, circuits.eap(toy, induction_prompts()), 3)
 
 
+def test_scores_of_a_tuned_copy_are_refused_and_its_proof_says_where_the_circuit_is_from(
+    toy: Model, true: Circuit
+) -> None:
+    copy = induction_toy()
+    copy.name = "copy"
+    with torch.no_grad():
+        copy.hf.transformer.h[1].attn.c_proj.weight.mul_(0.9)
+    prompts = induction_prompts(5, 11)
+    with pytest.raises(UsageError, match=f"scores of another model .*{toy.fingerprint}.*not of copy"):
+        circuits.top_edges(copy, circuits.eap(toy, prompts), 5)
+    here, there = (prove_circuit(model, prompts, true, n_random=2) for model in (toy, copy))
+    assert (here.model, here.fingerprint) == (toy.name, toy.fingerprint) and "found on" not in here.reason
+    assert (there.model, there.fingerprint) == ("copy", copy.fingerprint)
+    assert there.reason.endswith(f"; the circuit was found on {toy.name}")
+    copy.name = toy.name
+    assert prove_circuit(copy, prompts, true, n_random=2).reason.endswith("; the circuit was found on other weights")
+
+
+@pytest.mark.parametrize(("n", "said"), [(1, True), (4, True), (5, False)])
+def test_a_verdict_that_too_few_prompts_cannot_give_is_said(n: int, said: bool) -> None:
+    found, controls = np.ones(n), np.zeros((3, n))
+    seen = beside_random(found, controls, 1.0, "random circuits")
+    assert ("at least 5 prompts are needed for p ≤ 0.05" in seen.reason) == said
+    assert seen.verdict == ("inconclusive" if said else "supported")
+
+
+def test_what_is_no_table_of_scores_is_refused(tiny: Model) -> None:
+    scores = circuits.eap(tiny, some_prompts())
+    for bad, n, words in (
+        (scores, 2.5, "2.5 were asked for"),
+        (scores, "5", "1 to 190 edges"),
+        (scores.values, 5, r"dims \(sender, receiver\)"),
+        (scores.drop_attrs(), 5, "attributes were lost"),
+    ):
+        for choose in (circuits.top_edges, circuits.greedy_edges):
+            with pytest.raises(UsageError, match=words):
+                choose(tiny, bad, n)
+    with pytest.raises(UsageError, match="dims"):
+        circuits.edge_auroc(scores.values, ["E->logits"])
+    assert len(circuits.top_edges(tiny, scores, np.int64(5))) == 5
+
+
+@pytest.mark.parametrize("least", [0.0, -1.0, float("nan"), float("inf")])
+def test_no_such_share_of_a_metric_can_be_asked_for(tiny: Model, least: float) -> None:
+    with pytest.raises(UsageError, match=f"A faithfulness of {least} cannot be asked for"):
+        circuits.enough_edges(tiny, some_prompts(), circuits.eap(tiny, some_prompts()), least)
+
+
 def test_a_perfect_ranking_has_the_best_curve(toy: Model) -> None:
     prompts = induction_prompts()
     scores = circuits.exact(toy, prompts)
@@ -160,8 +209,9 @@ def test_a_perfect_ranking_has_the_best_curve(toy: Model) -> None:
     worst = circuits.curve(toy, prompts, -abs(scores).assign_attrs(scores.attrs), shares=shares)
     assert found.cpr > 0.9 > worst.cpr and found.cmd < 0.05
     assert all(a <= b for a, b in zip(found.n_edges[0], found.n_edges[0][1:], strict=False))
-    with pytest.raises(UsageError, match="ascending"):
-        circuits.curve(toy, prompts, scores, shares=(0.5, 0.1))
+    for bad in ((0.5, 0.1), (0.5, 0.5), (0.5,), (), (0.0, 1.0), (0.5, float("nan"))):
+        with pytest.raises(UsageError, match=r"two or more shares .* ascending"):
+            circuits.curve(toy, prompts, scores, shares=bad)
 
 
 def test_the_true_circuit_is_complete_and_has_nothing_idle(toy: Model, true: Circuit) -> None:
@@ -175,6 +225,15 @@ def test_the_true_circuit_is_complete_and_has_nothing_idle(toy: Model, true: Cir
     assert circuits.minimality(toy, prompts, idle, draws=2)["L0H1"] == pytest.approx(0.0, abs=1e-9)
     # without the previous-token head's word to the other induction head, something is missing
     assert circuits.completeness(toy, prompts, circuit_like(toy, {"E->L1H2.q", "L1H2->logits"}), draws=4).gap > 0.3
+
+
+def test_random_sets_of_nodes_are_counted_from_one_and_none(toy: Model, true: Circuit) -> None:
+    prompts = induction_prompts()
+    with pytest.raises(UsageError, match="completeness takes at least one"):
+        circuits.completeness(toy, prompts, true, draws=0)
+    with pytest.raises(UsageError, match="minimality takes 0"):
+        circuits.minimality(toy, prompts, true, draws=-1)
+    assert circuits.minimality(toy, prompts, true, draws=0).keys() == {"L0H0", "L1H2", "L1H3"}
 
 
 def test_zero_and_mean_stand_for_what_is_cut(tiny: Model) -> None:
@@ -231,7 +290,9 @@ def test_an_overlap_by_chance_counted_by_hand(tiny: Model, other: list[str], sha
         for one in range(4):
             counts[len({0, 1} & set(pair)) + (one == 0)] += 1
     counts /= counts.sum()
-    found = circuits.overlap(tiny, *([Component.parse(h) for h in heads] for heads in (["L0H0", "L0H1", "L1H0"], other)))
+    found = circuits.overlap(
+        tiny, *([Component.parse(h) for h in heads] for heads in (["L0H0", "L0H1", "L1H0"], other))
+    )
     assert len(found.shared) == shared
     assert found.expected == pytest.approx(counts @ np.arange(4), abs=1e-12)
     assert found.chance == pytest.approx(counts @ (np.arange(4) / (6 - np.arange(4))), abs=1e-12)
@@ -250,6 +311,36 @@ def test_a_circuit_is_saved_and_read_again(tiny: Model, tmp_path: Path) -> None:
     write_json(tmp_path / "other.json", {"format": "headscope-circuit", "format_version": 1, "edges": []})
     with pytest.raises(FileError, match="damaged"):
         Circuit.load(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("edges", "E->L0H1.q", "edges is no list"),
+        ("edges", ["E->L0H1.q", 5], "edges is no list"),
+        ("edges", ["L0H1"], "'L0H1' is no edge"),
+        ("neurons", "L1N3", "neurons is no list"),
+        ("replacement", "foo", "replacement is 'foo', not patch, mean or zero"),
+        ("model", 5, "model is no text"),
+        ("seed", "0", "seed is no whole number"),
+        ("n_graph", True, "n_graph is no whole number"),
+        ("more", 1, "more is unknown"),
+        ("task", None, "task is no text"),
+    ],
+)
+def test_a_damaged_circuit_is_not_read(tiny: Model, tmp_path: Path, field: str, value: object, words: str) -> None:
+    write_json(tmp_path / "bad.json", circuit_like(tiny, {"E->L0H1.q"}).document() | {field: value})
+    with pytest.raises(FileError, match=f"damaged: {words}"):
+        Circuit.load(tmp_path / "bad.json")
+
+
+def test_a_circuit_is_saved_under_the_ending_of_its_kind(tiny: Model, tmp_path: Path) -> None:
+    circuit = circuit_like(tiny, {"E->logits"})
+    with pytest.raises(UsageError, match=r"must end in \.json"):
+        circuit.save(tmp_path / "c.txt")
+    assert not list(tmp_path.iterdir())
+    circuit.save(tmp_path / "C.JSON")
+    assert Circuit.load(tmp_path / "C.JSON") == circuit
 
 
 def test_where_nothing_changes_there_is_nothing_to_explain(tiny: Model) -> None:

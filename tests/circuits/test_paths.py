@@ -8,6 +8,7 @@ import pytest
 import headscope as hs
 from circuits.test_scores import induction_prompts, some_prompts
 from headscope import circuits
+from headscope.core.component import Component
 from headscope.core.errors import UsageError
 from headscope.model import Model
 from headscope.sweep import clean
@@ -76,6 +77,22 @@ def test_recomputed_paths_into_a_query_go_by_the_mlps(tiny: Model) -> None:
     found = circuits.path_patching(tiny, prompts, ["L0H2"], ["L2H1.q"], mlps="recomputed")
     np.testing.assert_allclose(found.values[0], clean(tiny, prompts).numpy() - after, rtol=1e-8, atol=1e-12)
     assert abs(found.values).max() > 1e-5
+
+
+def test_components_name_nodes_as_text_does(tiny: Model) -> None:
+    prompts, mlp, query = some_prompts(), Component.parse("L1MLP"), "L2H1.q"
+    wanted = circuits.path_patching(tiny, prompts, ["L1MLP"], ["L2MLP"])
+    for senders, receivers in (
+        (mlp, Component.parse("L2MLP")),
+        ([mlp], [Component.parse("L2MLP")]),
+        ("L1MLP", "L2MLP"),
+    ):
+        found = circuits.path_patching(tiny, prompts, senders, receivers)
+        np.testing.assert_array_equal(found.values, wanted.values)
+        assert found.attrs["receivers"] == ["L2MLP"] and list(found.sender.values) == ["L1MLP"]
+    with pytest.raises(UsageError, match=r"no node 'L2H1'.*L2H1\.q"):  # a head has three inputs
+        circuits.path_patching(tiny, prompts, mlp, Component.parse("L2H1"))
+    assert circuits.path_patching(tiny, prompts, mlp, query).attrs["receivers"] == [query]
 
 
 def test_what_has_no_path_is_refused(tiny: Model) -> None:

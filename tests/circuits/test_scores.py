@@ -15,6 +15,7 @@ from families.tiny import build
 from headscope import circuits
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
+from headscope.sweep import finite
 from headscope.tasks import Prompts
 from toys import induction_toy
 
@@ -221,6 +222,37 @@ def test_acdc_in_chains_is_acdc_one_by_one(tiny: Model, monkeypatch: pytest.Monk
     assert 0 < len(many) < many.n_graph
 
 
+def test_kl_has_no_gradient_in_the_clean_run(tiny: Model) -> None:
+    for prompts, metric in ((some_prompts(), "kl"), (replace(some_prompts(), metric="kl"), None)):
+        with pytest.raises(UsageError, match="take eap_ig, exact or acdc"):
+            circuits.eap(tiny, prompts, metric=metric)
+
+
+@pytest.mark.parametrize("method", ["eap", "eap_ig", "exact", "acdc", "path_patching"])
+def test_logits_that_are_not_finite_are_refused(method: str) -> None:
+    broken = hs.load(build("llama"), check=False)
+    with torch.no_grad():
+        broken.hf.model.layers[1].mlp.down_proj.weight[0, 0] = float("inf")
+    nodes = (["L0H1"], ["logits"]) if method == "path_patching" else ()
+    with pytest.raises(NotApplicable, match="logits are not finite on toy"):
+        getattr(circuits, method)(broken, some_prompts(), *nodes)
+
+
+def test_minus_infinity_rules_tokens_out_and_is_no_error() -> None:
+    logits = torch.zeros(1, 1, 3)
+    logits[..., 2] = -torch.inf
+    assert finite(logits, "toy") is logits
+    for bad in (torch.inf, torch.nan):
+        with pytest.raises(NotApplicable, match="not finite on toy"):
+            finite(torch.tensor([[[0.0, bad]]]), "toy")
+
+
+@pytest.mark.parametrize("tau", [-1.0, float("nan")])
+def test_no_loss_is_below_such_a_tau(tiny: Model, tau: float) -> None:
+    with pytest.raises(UsageError, match="a number from 0"):
+        circuits.acdc(tiny, some_prompts(), tau=tau)
+
+
 def test_what_cannot_be_scored_is_refused_in_words(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = some_prompts()
     with pytest.raises(UsageError, match="no corrupted twins"):
@@ -238,5 +270,5 @@ def test_what_cannot_be_scored_is_refused_in_words(tiny: Model, monkeypatch: pyt
     with pytest.raises(NotApplicable, match="is none"):
         circuits.eap(hs.load(build("bert"), check=False), prompts)
     monkeypatch.setattr("headscope.circuits.scores.PATIENCE", 0.0)
-    with pytest.raises(UsageError, match=r"each of 190 edges would take about 0\.0 hours"):
+    with pytest.raises(UsageError, match=r"each of 190 edges would take about 0\.0 hours here, .*eap-ig \(in Python"):
         circuits.exact(tiny, prompts)

@@ -50,7 +50,10 @@ def test_a_circuit_is_found_proved_and_written(
     )
     assert hs.prove_circuit(model, second, circuit, n_random=4).document() == found["proof"]
     assert len(found["curve"]["k"]) == 10 and found["curve"]["abs"][-1] == pytest.approx(1.0, abs=1e-4)
+    pruned = 30 - len(file["edges"])
+    assert found["led_nowhere"] == pruned > 0
     shown = cli(*command).out
+    assert f"{pruned} more led nowhere" in shown
     assert found["proof"]["verdict"] in shown and "4 random circuits" in shown
     for choice in found["proof"]["choices"].values():
         assert choice in re.sub(r"\s+", " ", shown)
@@ -68,16 +71,48 @@ def test_every_method_and_replacement(cli: Cli, checkpoints: Path, mine: str, me
     assert (found["values"] is None) == (found["curve"] is None) == (method == "acdc")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--method", "cd-t"), ("`headscope check cd-t`", "hs.attribute(model, 'cd-t', …)")),
+        (("--method", "bos-sink"), ("`headscope score MODEL bos-sink`", "hs.score(")),
+        (("--by", "size"), "by is 'size'"),
+        (("--replace", "noise"), "patch, mean or zero"),
+        (("--replace", "zero"), "replace='patch' or 'mean'"),
+        (("--neurons", "L1H3"), "L1H3 is not a neuron"),
+        (("--neurons", "x"), "'x' is not the name of a component"),
+        (("--faithfulness", "nan"), "share of the model's metric above 0"),
+        (("--method", "acdc", "--tau", "nan"), "a number from 0"),
+        (("--task", "oii"), "no task 'oii'"),
+        (("--task", "gone.jsonl"), "gone.jsonl cannot be read"),
+        (("--out", "circuit.txt"), "must end in .json"),
+        (("--n", "1"), "greater than or equal to 2"),
+    ],
+)
+def test_bad_options_are_refused_before_a_model_is_looked_for(
+    refuse: Callable[..., None], options: tuple[str, ...], words: str | tuple[str, ...]
+) -> None:
+    refuse(2, words, "circuit", "no/such-model", *options)
+
+
+def test_a_path_that_cannot_be_written_costs_no_model(refuse: Callable[..., None]) -> None:
+    Path("file").write_text("", encoding="utf-8")
+    Path("folder.json").mkdir()
+    refuse(1, "Choose a folder you may write to", "circuit", "no/such-model", "--out", "file/circuit.json")
+    refuse(1, "it is a folder", "circuit", "no/such-model", "--out", "folder.json")
+
+
+def test_edges_that_lead_nowhere_are_no_circuit(refuse: Callable[..., None], mine: str) -> None:
+    words = ("None of the 1 edges", "ask for more of them by --edges")
+    refuse(1, words, "circuit", "@llama", "--task", mine, "--edges", 1)
+
+
 def test_refusals(refuse: Callable[..., None], cli: Cli, checkpoints: Path, mine: str) -> None:
     refuse(2, ("no method 'eap-gi'", "eap-ig"), "circuit", "@llama", "--method", "eap-gi")
     refuse(2, "give one of them", "circuit", "@llama", "--edges", 3, "--faithfulness", 0.5)
     refuse(2, "acdc takes --tau", "circuit", "@llama", "--method", "acdc", "--edges", 3)
-    refuse(2, "must end in .json", "circuit", "@llama", "--out", "circuit.txt")
-    refuse(2, "no task 'oii'", "circuit", "@llama", "--task", "oii")
     refuse(2, "corrupted twins", "circuit", "@llama", "--task", "repeated-tokens")
     refuse(2, "1 to", "circuit", "@llama", "--task", mine, "--edges", 10**6)
-    refuse(2, "by is 'size'", "circuit", "@llama", "--task", mine, "--by", "size")
-    refuse(2, "patch, mean or zero", "circuit", "@llama", "--task", mine, "--replace", "noise")
     refuse(2, "L9N1 does not exist", "circuit", "@llama", "--task", mine, "--neurons", "L9N1")
     lines = Path(mine).read_text(encoding="utf-8").splitlines()[:3]
     Path("few.jsonl").write_text("\n".join(lines), encoding="utf-8")

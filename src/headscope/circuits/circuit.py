@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.circuits.run import REPLACE
 from headscope.core.component import Component
-from headscope.core.errors import FileError, UsageError, nearest
-from headscope.core.files import read_document, write_json
+from headscope.core.errors import FileError, UsageError
+from headscope.core.files import check_file, read_document, write_json
 from headscope.model import Model
 from headscope.model.graph import Graph, graph_of
 
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 BY = ("abs", "signed")
+#: how edges are written
+EDGE = re.compile(r"(E|L\d+(H\d+|MLP|N\d+))->(logits|L\d+(H\d+\.q|KV\d+\.[kv]|MLP|N\d+))")
+#: what scores of edges must say of themselves
+KNOWN = ("task", "metric", "method", "replacement", "seed", "fingerprint")
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,8 @@ class Circuit:
         return {"format": "headscope-circuit", "format_version": FORMAT, **given}
 
     def save(self, path: str | Path) -> None:
-        """Write as JSON."""
+        """Write as JSON; the path must end in .json."""
+        check_file(path, ".json")
         write_json(path, self.document())
 
     @classmethod
@@ -79,14 +87,33 @@ class Circuit:
         """Read what `save` wrote. Raises FileError where it is damaged or of a newer version."""
         document = read_document(path, "circuit", "circuit", FORMAT)
         given = {key: x for key, x in document.items() if not key.startswith("format")}
-        try:
-            lists = {key: tuple(map(str, given[key])) for key in ("edges", "neurons")}
-            return cls(**{**given, **lists})
-        except (TypeError, KeyError) as error:
-            raise FileError(f"The circuit {path} is damaged ({error}).") from None
+        if wrong := _wrong(given):
+            raise FileError(f"The circuit {path} is damaged: {wrong}.")
+        read: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
+        return cls(**read)
 
     def __repr__(self) -> str:
         return f"Circuit({len(self)} of {self.n_graph} edges, {len(self.heads())} heads; {self.task} by {self.method})"
+
+
+def _wrong(given: dict[str, Any]) -> str | None:
+    """What is wrong with the fields of a circuit that was read."""
+    types = {field.name: field.type for field in fields(Circuit)}
+    if odd := sorted(types.keys() ^ given.keys()):
+        return f"{odd[0]} is {'missing' if odd[0] in types else 'unknown'}"
+    for name, x in given.items():
+        # a bool is an int
+        if types[name] == "int" and (not isinstance(x, int) or isinstance(x, bool)):
+            return f"{name} is no whole number"
+        if types[name] == "str" and not isinstance(x, str):
+            return f"{name} is no text"
+        if types[name] == "tuple[str, ...]" and not (isinstance(x, list) and all(isinstance(y, str) for y in x)):
+            return f"{name} is no list of names"
+    if odd := [edge for edge in given["edges"] if not EDGE.fullmatch(edge)]:
+        return f"{odd[0]!r} is no edge"
+    if given["replacement"] not in REPLACE:
+        return f"replacement is {given['replacement']!r}, not {', '.join(REPLACE[:-1])} or {REPLACE[-1]}"
+    return None
 
 
 def circuit_of(model: Model, mask: Tensor, graph: Graph, **what: Any) -> Circuit:
@@ -107,17 +134,40 @@ def _from_scores(model: Model, graph: Graph, mask: Tensor, scores: xr.DataArray,
     )  # fmt: skip
 
 
-def values_of(model: Model, scores: xr.DataArray, by: str = "abs") -> tuple[Graph, np.ndarray[Any, Any]]:
-    """The graph of scores, and by what an edge is the better [sender, receiver], -inf where there is none: the size of its
-    score, or the score. Raises UsageError for scores of another model's edges."""
+def check_by(by: str) -> None:
+    """Raise UsageError for what edges are not ranked by."""
     if by not in BY:
         raise UsageError(f"by is {by!r}; edges are ranked by the size of their score (abs) or by the score (signed).")
+
+
+def check_scores(scores: xr.DataArray, by: str) -> None:
+    """Raise UsageError for what is no table of scores of edges, and for what they are not ranked by."""
+    check_by(by)
+    if getattr(scores, "dims", None) != ("sender", "receiver"):
+        raise UsageError(
+            f"Scores of edges have dims (sender, receiver), as eap_ig gives them, not {type(scores).__name__} with "
+            f"{getattr(scores, 'dims', 'none')}."
+        )
+
+
+def values_of(model: Model, scores: xr.DataArray, by: str = "abs") -> tuple[Graph, np.ndarray[Any, Any]]:
+    """The graph of scores, and by what an edge is the better [sender, receiver], -inf where there is none: the size of its
+    score, or the score. Raises UsageError for scores of another model."""
+    check_scores(scores, by)
+    if missing := [name for name in KNOWN if name not in scores.attrs]:
+        raise UsageError(
+            f"These scores do not say their {missing[0]}: their attributes were lost on the way; put them back by "
+            "scores.assign_attrs(original.attrs)."
+        )
     graph = graph_of(model, scores.attrs.get("neurons", ()))
     names = ([n.name for n in graph.senders], [n.name for n in graph.receivers])
-    if scores.dims != ("sender", "receiver") or any(
-        list(scores[dim].values) != known for dim, known in zip(scores.dims, names, strict=True)
-    ):
-        raise UsageError(f"These are not scores of the edges of {model.name}.{nearest('eap', ['eap', 'eap_ig'])}")
+    if any(list(scores[dim].values) != known for dim, known in zip(("sender", "receiver"), names, strict=True)):
+        raise UsageError(f"These are not scores of the edges of {model.name}; take those of eap_ig, eap or exact.")
+    if scores.attrs["fingerprint"] != model.fingerprint:
+        raise UsageError(
+            f"These are scores of another model ({scores.attrs.get('model')}, {scores.attrs['fingerprint']}), not of "
+            f"{model.name}, {model.fingerprint}; score the edges of this one."
+        )
     values = np.abs(scores.values) if by == "abs" else scores.values
     return graph, np.where(np.isnan(values), -np.inf, values)
 
@@ -159,9 +209,9 @@ def greedy_edges(model: Model, scores: xr.DataArray, n: int, *, by: str = "abs")
 
 
 def _count(n: int, graph: Graph) -> int:
-    if not 1 <= n <= graph.n_edges:
+    if not isinstance(n, Integral) or not 1 <= n <= graph.n_edges:
         raise UsageError(f"A circuit has 1 to {graph.n_edges:,} edges here, but {n} were asked for.")
-    return n
+    return int(n)
 
 
 def prune(model: Model, circuit: Circuit) -> Circuit:

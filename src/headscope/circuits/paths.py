@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from headscope.circuits.run import Progress, clean_logits, evaluate, row_bytes, rows_of, sign
+from headscope.core.component import Component
 from headscope.core.errors import UsageError, nearest
 from headscope.core.scores import make
 from headscope.model import Model
 from headscope.model.graph import Graph, graph_of
-from headscope.sweep import clean, measure
+from headscope.sweep import clean, finite, measure
 from headscope.sweep.metrics import Metric
 from headscope.sweep.patching import corrupted
 from headscope.tasks import Prompts
@@ -32,8 +33,8 @@ BYTES = 2**28
 def path_patching(
     model: Model,
     prompts: Prompts,
-    senders: Sequence[str],
-    receivers: Sequence[str],
+    senders: str | Component | Sequence[str | Component],
+    receivers: str | Component | Sequence[str | Component],
     *,
     mlps: str = "frozen",
     metric: Metric | None = None,
@@ -52,9 +53,10 @@ def path_patching(
     metric = metric or prompts.metric
     graph = graph_of(model)
     sources, targets = _numbers(senders, graph.sender), _numbers(receivers, graph.receiver)
+    told = [graph.receivers[r].name for r in targets]
     for s in sources:
         if not bool(graph.exists[s, targets].any()):
-            raise UsageError(f"{graph.senders[s].name} is written after {', '.join(receivers)} read.")
+            raise UsageError(f"{graph.senders[s].name} is written after {', '.join(told)} read.")
     if mlps == "frozen":
         kept = graph.exists.repeat(len(sources), 1, 1)
         for i, s in enumerate(sources):
@@ -65,13 +67,13 @@ def path_patching(
     base = np.zeros(len(prompts)) if metric == "kl" else clean(model, prompts, metric).double().cpu().numpy()
     made = make(
         sign(metric) * (base - values), ("sender", "prompt"), method="path-patching", task=prompts.name, mlps=mlps,
-        metric=metric if isinstance(metric, str) else getattr(metric, "__name__", "a function"), receivers=list(receivers),
+        metric=metric if isinstance(metric, str) else getattr(metric, "__name__", "a function"), receivers=told,
     )  # fmt: skip
     return made.assign_coords(sender=[graph.senders[s].name for s in sources])
 
 
-def _numbers(names: Sequence[str], known: dict[str, int]) -> list[int]:
-    names = [names] if isinstance(names, str) else list(names)
+def _numbers(nodes: str | Component | Sequence[str | Component], known: Mapping[str, int]) -> list[int]:
+    names = [str(node) for node in ([nodes] if isinstance(nodes, str | Component) else nodes)]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"There is no node {unknown[0]!r} in this graph.{nearest(unknown[0], known)}")
     if not names:
@@ -95,7 +97,7 @@ def _recomputed(
             said[s] = there[s]
             said = _with_mlps(model, part, graph, said, [*heads, s])
             logits, _ = rewired(model, part, graph, into[None], said, part.positions)
-            found[i, rows] = measure(metric, logits[0], part, at).double().cpu().numpy()
+            found[i, rows] = measure(metric, finite(logits[0], part.name), part, at).double().cpu().numpy()
             if progress is not None:
                 progress(i + 1, len(sources))
     return found

@@ -9,14 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, log
+from itertools import pairwise
+from math import ceil, inf, log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.circuits.circuit import BY, Circuit, pruned, top_edges, values_of
+from headscope.circuits.circuit import BY, Circuit, check_scores, pruned, top_edges, values_of
 from headscope.circuits.run import Progress, Values, evaluate
 from headscope.core.errors import NotApplicable, UsageError
 from headscope.core.scores import auroc
@@ -60,6 +61,15 @@ def _one(model: Model, circuits: Sequence[Circuit]) -> tuple[Graph, str]:
     return circuits[0].graph(model), circuits[0].replacement
 
 
+def check_least(least: float) -> None:
+    """Raise UsageError for what is no share of a metric to ask for."""
+    if not 0 < least < inf:
+        raise UsageError(
+            f"A faithfulness of {least} cannot be asked for; it is a share of the model's metric above 0, such as 0.8 (the "
+            "empty circuit has 0)."
+        )
+
+
 @dataclass(frozen=True)
 class Curve:
     """f of the circuits that keep the best share k of the edges, ranked by |score| (`abs`) and by score (`signed`).
@@ -82,8 +92,9 @@ def curve(
     metric: Metric | None = None, progress: Progress | None = None,
 ) -> Curve:  # fmt: skip
     """Faithfulness over circuit sizes, CPR and CMD (Mueller et al. 2025, MIB), under the replacement of the scores."""
-    if not all(0 < k <= 1 for k in shares) or list(shares) != sorted(shares):
-        raise UsageError("shares of the edges are above 0, at most 1, and ascending.")
+    shares = [float(k) for k in shares]
+    if len(shares) < 2 or not all(0 < a < b <= 1 for a, b in pairwise(shares)):
+        raise UsageError("A curve takes two or more shares of the edges, above 0, at most 1, and ascending.")
     masks = []
     for by in BY:
         graph, values = values_of(model, scores, by)
@@ -115,10 +126,7 @@ def enough_edges(
 
     Raises NotApplicable where none is, UsageError for a faithfulness that is not above 0.
     """
-    if not least > 0:
-        raise UsageError(
-            f"A faithfulness of {least} is reached by the empty circuit; it is a share of the model's metric."
-        )
+    check_least(least)
     n_edges = values_of(model, scores, by)[0].n_edges
     sizes = sorted({min(n_edges, int(1.25**i)) for i in range(1 + ceil(log(n_edges) / log(1.25)))})
     found = [top_edges(model, scores, n, by=by) for n in sizes]
@@ -159,6 +167,8 @@ def completeness(
 
     Each set's size is drawn evenly from 1 to all, then its nodes; all that these give is cut.
     """
+    if draws < 1:
+        raise UsageError(f"draws is {draws}; completeness takes at least one random set of nodes.")
     graph = circuit.graph(model)
     kept = graph.mask(circuit.edges)
     nodes, rng = _nodes(graph, kept), random.Random(seed)
@@ -180,6 +190,8 @@ def minimality(
 
     (1 + draws) × (1 + nodes) circuits; sorted, the idlest last.
     """
+    if draws < 0:
+        raise UsageError(f"draws is {draws}; minimality takes 0 random sets of nodes (only the empty one) or more.")
     graph = circuit.graph(model)
     kept = graph.mask(circuit.edges)
     nodes, rng = _nodes(graph, kept), random.Random(seed)
@@ -203,6 +215,7 @@ def _nodes(graph: Graph, kept: Tensor) -> list[int]:
 def edge_auroc(scores: xr.DataArray, truth: Iterable[str] | xr.DataArray, *, by: str = "abs") -> float:
     """How well scores tell the edges of a known circuit from the others: the probability that one of them stands higher,
     ties half. `truth`: the names of its edges, or a boolean array of the same dims."""
+    check_scores(scores, by)
     values = np.abs(scores.values) if by == "abs" else scores.values
     if hasattr(truth, "dims"):
         known = np.asarray(truth.values, dtype=bool)  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from torch import Tensor
 from headscope.core.errors import UsageError, nearest
 from headscope.model import Model
 from headscope.model.graph import Graph
-from headscope.sweep import measure
+from headscope.sweep import finite, measure
 from headscope.sweep.metrics import Metric
 from headscope.sweep.patching import corrupted
 from headscope.tasks import Prompts
@@ -48,7 +48,10 @@ def evaluate(
     *,
     progress: Progress | None = None,
 ) -> Values:
-    """[circuit, prompt] values of the metric with the edges of `kept` [circuit, sender, receiver] left and all others cut."""
+    """[circuit, prompt] values of the metric with the edges of `kept` [circuit, sender, receiver] left and all others cut.
+
+    Raises NotApplicable where the logits are not finite then.
+    """
     metric = metric or prompts.metric
     cut = graph.exists & ~kept.cpu()
     found = np.empty((len(kept), len(prompts)))
@@ -62,7 +65,7 @@ def evaluate(
         for start in range(0, len(cut), size):
             some = slice(start, start + size)
             logits, _ = rewired(model, part, graph, cut[some], stands, part.positions)
-            for i, one in enumerate(logits, start):
+            for i, one in enumerate(finite(logits, prompts.name), start):
                 found[i, rows] = measure(metric, one, part, clean).double().cpu().numpy()
             done += len(logits)
             if progress is not None:
@@ -70,13 +73,18 @@ def evaluate(
     return found
 
 
+def check_replace(replace: str) -> None:
+    """Raise UsageError for what is no replacement of cut edges."""
+    if replace not in REPLACE:
+        raise UsageError(f"replace is {replace!r}; it takes patch, mean or zero.{nearest(replace, REPLACE)}")
+
+
 def replacement(
     model: Model, prompts: Prompts, graph: Graph, replace: str, means: Tensor | None = None
 ) -> Tensor | None:
     """What stands for each sender on its cut edges, as `rewired` takes it. Raises UsageError for another way, for a task
     without corrupted twins to patch from, and for means over prompts of different lengths."""
-    if replace not in REPLACE:
-        raise UsageError(f"replace is {replace!r}; it takes patch, mean or zero.{nearest(replace, REPLACE)}")
+    check_replace(replace)
     if replace == "patch":
         twins = corrupted(prompts)
         if twins.tokens.shape != prompts.tokens.shape:
@@ -104,7 +112,9 @@ def mean_written(model: Model, prompts: Prompts, graph: Graph) -> Tensor:
 
 def clean_logits(model: Model, prompts: Prompts, metric: Metric) -> Tensor | None:
     """The logits that kl compares with; None for all other metrics."""
-    return trace(model, prompts, logits=prompts.positions).logits if metric == "kl" else None
+    if metric != "kl":
+        return None
+    return finite(trace(model, prompts, logits=prompts.positions).logits, prompts.name)
 
 
 def row_bytes(model: Model, graph: Graph, prompts: Prompts) -> int:

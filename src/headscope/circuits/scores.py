@@ -28,7 +28,7 @@ from headscope.core.errors import UsageError
 from headscope.core.scores import make
 from headscope.model import Model
 from headscope.model.graph import Graph, graph_of
-from headscope.sweep import clean, measure
+from headscope.sweep import clean, finite, measure
 from headscope.sweep.metrics import Metric
 from headscope.tasks import Prompts
 from headscope.trace.gradients import add_gradients
@@ -57,9 +57,13 @@ def eap(
     Dims (sender, receiver), coordinates their names, NaN where there is no edge. Two forward passes and one backward. It
     misses saturated attention and what cancels. Syed, Rager & Conmy 2023.
 
-    Raises UsageError for a task without corrupted twins or a metric without a gradient, NotApplicable for models that are
-    no decoders.
+    Raises UsageError for a task without corrupted twins, a metric without a gradient, or kl, whose gradient is 0 in the clean
+    run; NotApplicable for models that are no decoders, and for logits that are not finite.
     """
+    if (metric or prompts.metric) == "kl":
+        raise UsageError(
+            "The gradient of kl is 0 in the clean run, so that eap finds nothing; take eap_ig, exact or acdc."
+        )
     return _by_gradients(model, prompts, "eap", [1.0], replace, metric, neurons, progress)
 
 
@@ -82,12 +86,17 @@ def eap_ig(
     """
     if steps < 1:
         raise UsageError(f"steps is {steps}; integrated gradients take at least one.")
+    check_way(replace)
+    along = [k / steps for k in range(steps)]
+    return _by_gradients(model, prompts, "eap-ig", along, replace, metric, neurons, progress, steps=steps)
+
+
+def check_way(replace: str) -> None:
+    """Raise UsageError for a replacement from which no way leads to a prompt."""
     if replace == "zero":
         raise UsageError(
             "Integrated gradients go from other embeddings to the prompt's; take replace='patch' or 'mean'."
         )
-    along = [k / steps for k in range(steps)]
-    return _by_gradients(model, prompts, "eap-ig", along, replace, metric, neurons, progress, steps=steps)
 
 
 def _by_gradients(
@@ -118,7 +127,9 @@ def _by_gradients(
             start = None if share == 1.0 else there + share * (here - there)
             add_gradients(
                 gradient, model, part, graph, part.positions,
-                lambda logits, part=part, clean_at=clean_at: measure(metric, logits, part, clean_at),  # type: ignore[misc]
+                lambda logits, part=part, clean_at=clean_at: measure(  # type: ignore[misc]
+                    metric, finite(logits, part.name), part, clean_at
+                ),
                 start=start, weight=1 / len(along),
             )  # fmt: skip
             if progress is not None:
@@ -142,8 +153,8 @@ def exact(
 ) -> xr.DataArray:
     """What the metric loses when one edge is cut, for each of `edges` (all by default): one pass an edge.
 
-    Dims as `eap`, NaN where nothing was cut. Raises UsageError where it would take more than an hour: give fewer edges,
-    such as the best of another method, to see how far that can be trusted.
+    Dims as `eap`, NaN where nothing was cut. For small models: raises UsageError where it would take more than an hour. Of a
+    large one give some edges, such as the best of another method, to see how far that can be trusted.
     """
     metric = metric or prompts.metric
     graph = graph_of(model, neurons)
@@ -171,8 +182,8 @@ def check_time(seconds: float, n_edges: int) -> None:
     """Raise UsageError where cutting all edges at so many seconds each would take too long."""
     if seconds * n_edges > PATIENCE:
         raise UsageError(
-            f"Cutting each of {n_edges:,} edges would take about {seconds * n_edges / 3600:.1f} hours here; take eap_ig, or "
-            "name some edges to cut, or take fewer prompts."
+            f"Cutting each of {n_edges:,} edges would take about {seconds * n_edges / 3600:.1f} hours here, which is for "
+            "small models; take the estimate eap-ig (in Python eap_ig, whose best edges exact cuts alone by edges=…)."
         )
 
 

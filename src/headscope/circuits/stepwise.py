@@ -39,8 +39,7 @@ def acdc(
 
     Raises UsageError where it would take more than an hour.
     """
-    if tau < 0:
-        raise UsageError(f"tau is {tau}; it is the loss of an edge that is let go, from 0.")
+    check_tau(tau)
     graph = graph_of(model, neurons)
     kept = graph.exists.clone()
     readers = {r: [s for s, inputs in enumerate(graph.inputs) if r in inputs] for r in range(len(graph.receivers))}
@@ -72,6 +71,12 @@ def acdc(
         model, kept, graph, task=prompts.name, metric=name, method=f"acdc, tau {tau:g}", replacement=replace,
         seed=prompts.seed,
     )  # fmt: skip
+
+
+def check_tau(tau: float) -> None:
+    """Raise UsageError for what no loss can be below."""
+    if not tau >= 0:
+        raise UsageError(f"tau is {tau}; an edge is let go whose loss is below it, a number from 0.")
 
 
 def _cut_in_turn(graph: Graph, kept: Tensor, receiver: int, senders: list[int]) -> Tensor:

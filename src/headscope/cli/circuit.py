@@ -38,10 +38,14 @@ def circuit(
     task: Annotated[
         str, typer.Option(help="What the circuit is for: ioi, capitals, a .jsonl file with twins.")
     ] = "ioi",
-    method: Annotated[str, typer.Option(help="How edges are scored: eap-ig, eap, exact, acdc.")] = "eap-ig",
+    method: Annotated[
+        str, typer.Option(help="How edges are scored: eap-ig, eap; one pass an edge, for small models: exact, acdc.")
+    ] = "eap-ig",
     n: Annotated[
         int,
-        typer.Option("--n", min=1, help="Prompts that choose the circuit, and others that prove it (of a file: all)."),
+        typer.Option(
+            "--n", min=2, help="Prompts that choose the circuit, and others that prove it, 5 at least (of a file: all)."
+        ),
     ] = 8,
     edges: Annotated[int | None, typer.Option(min=1, help="Edges to keep; 200 if left out.")] = None,
     faithfulness: Annotated[
@@ -65,18 +69,15 @@ def circuit(
     """
     import headscope as hs
 
-    if method not in METHODS:
-        raise UsageError(f"There is no method {method!r}.{nearest(method, METHODS)}")
+    _check_method(method)
     if edges is not None and faithfulness is not None:
         raise UsageError("--edges and --faithfulness both say how large the circuit is; give one of them.")
     if method == "acdc" and (edges is not None or faithfulness is not None):
         raise UsageError("acdc takes --tau, which says how large its circuit is, instead of --edges or --faithfulness.")
-    if out is not None and out.suffix != ".json":
-        raise UsageError(f"{out} must end in .json.")
+    split = _check_options(task, method, faithfulness, by, replace, tau, neurons, out)
     loaded = common.load(model, force=force)
     prompts, others = _splits(loaded, task, n, common.seed)
     able = hs.tasks.baseline(loaded, prompts)
-    split = () if neurons is None else tuple(neurons.split(","))
     scores, curve = None, None
     with working("Scoring edges") as shown:
         if method == "acdc":
@@ -91,9 +92,12 @@ def circuit(
             )
             found = _chosen(loaded, prompts, scores, edges, faithfulness, by, _on(shown, "Choosing edges"))
             curve = hs.circuits.curve(loaded, others, scores, progress=_on(shown, "Measuring sizes"))
-        found = hs.circuits.prune(loaded, found)
+        chosen, found = len(found), hs.circuits.prune(loaded, found)
         if not len(found):
-            raise NotApplicable("No edge of this circuit leads from the embedding to the logits; ask for more of them.")
+            more = "a smaller --tau" if method == "acdc" else "more of them by --edges or --faithfulness"
+            raise NotApplicable(
+                f"None of the {chosen} edges that were chosen leads from the embedding to the logits; ask for {more}."
+            )
         proof = hs.prove_circuit(
             loaded, others, found, n_random=n_random, seed=common.seed, progress=_on(shown, "Proving the circuit")
         )
@@ -106,6 +110,7 @@ def circuit(
         "method": method,
         "baseline": asdict(able),
         "circuit": found.document(),
+        "led_nowhere": chosen - len(found),
         "heads": [str(head) for head in found.heads()],
         "values": None if values is None else [{"edge": edge, "score": score} for edge, score in values],
         "proof": proof.document(),
@@ -116,11 +121,54 @@ def circuit(
     def human(console: Console) -> None:
         if not able.able:
             console.print(f"Mind that {able.reason}.", soft_wrap=True, markup=False)
-        _show(console, found, values, proof, curve, top)
+        _show(console, found, chosen - len(found), values, proof, curve, top)
         if out is not None:
             console.print(f"Wrote {out}.", soft_wrap=True, markup=False)
 
     common.show(document, human)
+
+
+def _check_method(method: str) -> None:
+    """Refuse what finds no edges, and say where a method of another kind is run."""
+    from headscope.core import registry
+
+    if method in METHODS:
+        return
+    if (spec := registry.methods().get(method)) is None:
+        raise UsageError(f"There is no method {method!r} of edges.{nearest(method, METHODS)}")
+    runs = f"`headscope score MODEL {method}`" if spec.kind == "score" else f"`headscope check {method}`"
+    call = "plan" if spec.kind == "compress" else spec.kind
+    raise UsageError(
+        f"{method} is no method of edges (those are {', '.join(METHODS)}); run it by {runs}, or in Python by "
+        f"hs.{call}(model, {method!r}, …)."
+    )
+
+
+def _check_options(
+    task: str, method: str, faithfulness: float | None, by: str, replace: str, tau: float, neurons: str | None,
+    out: Path | None,
+) -> tuple[str, ...]:  # fmt: skip
+    """The neurons. A mistyped option should not cost the loading of a model, nor a bad path the whole circuit."""
+    from headscope.circuits.circuit import check_by
+    from headscope.circuits.quality import check_least
+    from headscope.circuits.run import check_replace
+    from headscope.circuits.scores import check_way
+    from headscope.circuits.stepwise import check_tau
+    from headscope.core.files import check_file
+    from headscope.model.graph import named_neurons
+    from headscope.tasks import check_name
+
+    check_name(task)
+    check_by(by)
+    check_replace(replace)
+    check_tau(tau)
+    if method == "eap-ig":
+        check_way(replace)
+    if faithfulness is not None:
+        check_least(faithfulness)
+    if out is not None:
+        check_file(out, ".json")
+    return () if neurons is None else tuple(map(str, named_neurons(neurons)))
 
 
 def _on(shown: Steps, what: str) -> Any:
@@ -167,6 +215,7 @@ def _values(found: Circuit, scores: xr.DataArray) -> list[tuple[str, float]]:
 def _show(
     console: Console,
     found: Circuit,
+    led_nowhere: int,
     values: list[tuple[str, float]] | None,
     proof: CircuitProof,
     curve: Curve | None,
@@ -174,9 +223,10 @@ def _show(
 ) -> None:
     from rich.table import Table
 
+    pruned = f"; {led_nowhere} more led nowhere" if led_nowhere else ""
     console.print(
-        f"{found.model}, {found.task}: {len(found)} of {found.n_graph:,} edges ({proof.share:.2%}), {len(found.heads())} "
-        f"heads, by {found.method}.",
+        f"{found.model}, {found.task}: {len(found)} of {found.n_graph:,} edges ({proof.share:.2%}{pruned}), "
+        f"{len(found.heads())} heads, by {found.method}.",
         soft_wrap=True, markup=False,
     )  # fmt: skip
     table = Table(title=f"{proof.metric} on {proof.n_prompts} other prompts")

@@ -146,12 +146,19 @@ def graph_of(model: Model, neurons: str | Component | Sequence[str | Component] 
     return Graph(tuple(senders), tuple(receivers), anatomy.n_heads // anatomy.n_kv_heads, names)
 
 
+def named_neurons(neurons: str | Component | Sequence[str | Component]) -> tuple[Component, ...]:
+    """Names of neurons to split out, read. Raises UsageError for what names none."""
+    found = components(neurons) if neurons else ()
+    for c in found:
+        if c.kind != "neuron" or c.expert is not None or c.stack:
+            raise UsageError(f"{c} is not a neuron; only neurons like L5N7 are split out of their MLP.")
+    return found
+
+
 def _split(model: Model, neurons: str | Component | Sequence[str | Component]) -> dict[int, list[int]]:
     anatomy = model.anatomy
     found: dict[int, set[int]] = {}
-    for c in components(neurons) if neurons else ():
-        if c.kind != "neuron" or c.expert is not None or c.stack:
-            raise UsageError(f"{c} is not a neuron; only neurons like L5N7 are split out of their MLP.")
+    for c in named_neurons(neurons):
         if c.layer >= anatomy.n_layers or int(c.index or 0) >= anatomy.d_mlp:
             raise UsageError(
                 f"{c} does not exist: this model has {anatomy.n_layers} layers of {anatomy.d_mlp} neurons."
@@ -162,4 +169,4 @@ def _split(model: Model, neurons: str | Component | Sequence[str | Component]) -
     return {layer: sorted(indices) for layer, indices in found.items()}
 
 
-__all__ = ["Graph", "Node", "graph_of"]
+__all__ = ["Graph", "Node", "graph_of", "named_neurons"]

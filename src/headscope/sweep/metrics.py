@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from headscope.core.errors import UsageError, nearest
+from headscope.core.errors import NotApplicable, UsageError, nearest
 
 Metric = str | Callable[[Tensor], Tensor]
 
@@ -46,6 +47,16 @@ def _logit_diff(logits: Tensor, target: Tensor, foil: Tensor | None) -> Tensor:
 METRICS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "loss": _loss, "prob": _prob, "accuracy": _accuracy, "rank": _rank, "logit": _logit, "logit_diff": _logit_diff,
 }  # fmt: skip
+
+
+def finite(logits: Tensor, task: str) -> Tensor:
+    """The logits. Raises NotApplicable where one is NaN or +inf: nothing follows from a metric of these. (-inf is how some
+    models rule tokens out.)"""
+    if not bool((logits < math.inf).all()):
+        raise NotApplicable(
+            f"The model's logits are not finite on {task}; load it in float32, or see `headscope doctor` for broken weights."
+        )
+    return logits
 
 
 def measure(metric: Metric, logits: Tensor, prompts: Any, clean: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from headscope.core.errors import UsageError, nearest
 from headscope.model import Model
 from headscope.sweep.folder import RunFolder
 from headscope.sweep.job import Job, check_metric
-from headscope.sweep.metrics import Metric, measure
+from headscope.sweep.metrics import Metric, finite, measure
 from headscope.sweep.plan import Chunk
 from headscope.trace import Edit, resolve, trace
 from headscope.trace.hooks import active
@@ -43,9 +43,9 @@ def each_head(edit: Callable[[Component], Edit]) -> EachHead:
 
 
 def clean(model: Model, prompts: Prompts, metric: Metric | None = None) -> Tensor:
-    """[prompt] values of the metric without any edit."""
+    """[prompt] values of the metric without any edit. Raises NotApplicable for logits that are not finite."""
     run = trace(model, prompts, logits=prompts.positions)
-    return measure(metric or prompts.metric, run.logits, prompts).detach()
+    return measure(metric or prompts.metric, finite(run.logits, prompts.name), prompts).detach()
 
 
 def sweep(

@@ -1,5 +1,5 @@
 """Prompts whose right answer is known, with a baseline."""
 
-from headscope.tasks.base import Baseline, Case, Prompts, baseline, from_cases, from_jsonl, make, names
+from headscope.tasks.base import Baseline, Case, Prompts, baseline, check_name, from_cases, from_jsonl, make, names
 
-__all__ = ["Baseline", "Case", "Prompts", "baseline", "from_cases", "from_jsonl", "make", "names"]
+__all__ = ["Baseline", "Case", "Prompts", "baseline", "check_name", "from_cases", "from_jsonl", "make", "names"]

@@ -79,12 +79,20 @@ def names() -> list[str]:
     return sorted(p.stem.replace("_", "-") for p in folder.glob("[a-z]*.py") if p.stem not in ("base",))
 
 
+def check_name(name: str) -> None:
+    """Raise UsageError for a task that is not there, or a `.jsonl` file that is not."""
+    if name.endswith(".jsonl"):
+        if not Path(name).is_file():
+            raise UsageError(f"The task file {name} cannot be read (there is none).")
+    elif name not in names():
+        raise UsageError(f"There is no task {name!r}.{nearest(name, names())}")
+
+
 def make(name: str, model: Model, n: int = 12, seed: int = 0, **options: Any) -> Prompts:
     """`n` prompts of the task `name`, drawn by `seed`; or all of a `.jsonl` file. Options are those of the task's `make`."""
     if name.endswith(".jsonl"):
         return from_jsonl(name, model, seed)
-    if name not in names():
-        raise UsageError(f"There is no task {name!r}.{nearest(name, names())}")
+    check_name(name)
     if n < 1:
         raise UsageError(f"A task needs at least one prompt, but n is {n}.")
     module = importlib.import_module(f"headscope.tasks.{name.replace('-', '_')}")

@@ -16,7 +16,7 @@ from headscope.circuits.run import Progress, evaluate, sign
 from headscope.core.errors import UsageError
 from headscope.model import Model
 from headscope.tasks import Prompts
-from headscope.verify.beside import beside_random
+from headscope.verify.beside import beside_random, left_over
 
 #: what stands on cut edges, in words
 STANDS = {
@@ -33,10 +33,14 @@ class CircuitProof:
     `clean`, `empty`, `circuit`: the metric's mean over the prompts as they are, with every edge cut, with all but the
     circuit's cut. `faithfulness`: (circuit - empty) / (clean - empty), a ratio of means: 1 is as good as the model.
     `random*`: the same for random circuits with as many edges from each kind of sender into each kind of receiver of each
-    layer. `complement`: the same for all but the circuit. `diff_ci_*`: 95 % interval of circuit minus random over prompts and sets, in the metric's
-    units; `p` by sign flips over the prompts. `choices`: the five on which such figures depend (Miller et al. 2024).
+    layer. `complement`: the same for all but the circuit. `diff_ci_*`: 95 % interval of circuit minus random over prompts
+    and sets, in the metric's units; `p` by sign flips over the prompts. `choices`: the five on which such figures depend
+    (Miller et al. 2024). `model`, `fingerprint`: of the model that was measured; `reason` says so where the circuit was
+    found on another.
     """
 
+    model: str
+    fingerprint: str
     task: str
     metric: str
     method: str
@@ -76,9 +80,11 @@ def prove_circuit(
     """Cut every edge outside a circuit and see what is left of the task's metric, on prompts that did not choose it.
 
     The verdict is `supported` where p ≤ 0.05, the interval lies above 0 and no random circuit does as well, `not supported`
-    where random circuits do better; else, and for a single prompt, `inconclusive`.
+    where random circuits do better; else, and for fewer than 5 prompts, `inconclusive`. The circuit may be one found on
+    another model with these edges, such as the one that this model was tuned from.
 
-    Raises UsageError for an empty circuit and too few random ones, NotApplicable where cutting changes nothing.
+    Raises UsageError for an empty circuit and too few random ones, NotApplicable where cutting changes nothing and where
+    logits are not finite.
     """
     if not circuit.edges:
         raise UsageError("The circuit is empty; there is nothing to prove.")
@@ -97,15 +103,21 @@ def prove_circuit(
     span = clean.mean() - empty.mean()
     left = shares_left(np.array([found.mean(), each.mean(), seen.most, rest.mean()]), empty, clean, prompts.metric)
     faithful, randomly, random_most, complement = (float(x) for x in left)
-    figures = f"{faithful:.0%} of the model's {prompts.metric} is left, {randomly:.0%} with random circuits"
+    figures = left_over(faithful, randomly, prompts.metric, "random circuits")
     return CircuitProof(
-        task=prompts.name, metric=prompts.metric, method=circuit.method, n_prompts=len(prompts), n_random=n_random,
+        model=model.name, fingerprint=model.fingerprint, task=prompts.name, metric=prompts.metric, method=circuit.method, n_prompts=len(prompts), n_random=n_random,
         n_edges=len(circuit), share=len(circuit) / graph.n_edges, clean=float(clean.mean()), empty=float(empty.mean()),
         circuit=float(found.mean()), faithfulness=faithful, random=randomly,
         random_sd=float(each.std(ddof=1) / abs(span)), random_most=random_most, complement=complement, diff_ci_low=seen.low,
-        diff_ci_high=seen.high, p=seen.p, verdict=seen.verdict, reason=f"{figures}; {seen.reason}",
+        diff_ci_high=seen.high, p=seen.p, verdict=seen.verdict, reason=f"{figures}; {seen.reason}{_elsewhere(circuit, model)}",
         choices=choices(circuit.replacement),
     )  # fmt: skip
+
+
+def _elsewhere(circuit: Circuit, model: Model) -> str:
+    if circuit.fingerprint == model.fingerprint:
+        return ""
+    return f"; the circuit was found on {circuit.model if circuit.model != model.name else 'other weights'}"
 
 
 def choices(replacement: str) -> dict[str, str]:
