@@ -13,7 +13,7 @@ import headscope as hs
 from brute import some_tokens
 from families.tiny import DECODERS, build
 from headscope.core.component import Component
-from headscope.core.errors import UsageError
+from headscope.core.errors import NotApplicable, UsageError
 from headscope.model import Model
 from headscope.routes.cut import Kept, cut, kept_by, means_of, random_like, rest_of
 from headscope.tasks import Prompts
@@ -165,3 +165,13 @@ def test_biases_are_those_of_the_proved_route() -> None:
         sizes[biases] = hs.prove_routes(model, prompts, biases=biases, n_random=2).n_edges
         assert sizes[biases] == len(kept)
     assert len(set(sizes.values())) > 1
+
+
+def test_logits_that_are_not_finite_prove_nothing() -> None:
+    model = hs.load(build("llama"), check=False)
+    with torch.no_grad():
+        model.hf.model.layers[1].mlp.down_proj.weight[0, 0] = float("inf")
+    tokens = some_tokens(2, WIDTH)
+    last = torch.full((2, 1), WIDTH - 1)
+    with pytest.raises(NotApplicable, match="logits are not finite on toy"):
+        hs.prove_routes(model, Prompts("toy", 0, tokens, last, tokens[:, :1]), n_random=2)

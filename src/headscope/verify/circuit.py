@@ -105,11 +105,13 @@ def prove_circuit(
     faithful, randomly, random_most, complement = (float(x) for x in left)
     figures = left_over(faithful, randomly, prompts.metric, "random circuits")
     return CircuitProof(
-        model=model.name, fingerprint=model.fingerprint, task=prompts.name, metric=prompts.metric, method=circuit.method, n_prompts=len(prompts), n_random=n_random,
+        model=model.name, fingerprint=model.fingerprint, task=prompts.name, metric=prompts.metric,
+        method=circuit.method, n_prompts=len(prompts), n_random=n_random,
         n_edges=len(circuit), share=len(circuit) / graph.n_edges, clean=float(clean.mean()), empty=float(empty.mean()),
         circuit=float(found.mean()), faithfulness=faithful, random=randomly,
         random_sd=float(each.std(ddof=1) / abs(span)), random_most=random_most, complement=complement, diff_ci_low=seen.low,
-        diff_ci_high=seen.high, p=seen.p, verdict=seen.verdict, reason=f"{figures}; {seen.reason}{_elsewhere(circuit, model)}",
+        diff_ci_high=seen.high, p=seen.p, verdict=seen.verdict,
+        reason=f"{figures}; {seen.reason}{_elsewhere(circuit, model)}",
         choices=choices(circuit.replacement),
     )  # fmt: skip
 

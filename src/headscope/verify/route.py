@@ -101,6 +101,7 @@ def prove_routes(
         )
     if n_random < 2:
         raise UsageError(f"A proof needs at least 2 random routes, but n_random is {n_random}.")
+    before = clean(model, prompts, prompts.metric).double().cpu().numpy()  # first: broken logits cost no routes
     means = _means(model, prompts)
     anatomy, n = model.anatomy, len(prompts)
     values = np.empty((n, 3 + n_random))
@@ -120,7 +121,6 @@ def prove_routes(
         shares.append(sizes[-1] / (sizes[-1] + len(rest.heads) + len(rest.mlps)))
         if progress is not None:
             progress(i + 1, n)
-    before = clean(model, prompts, prompts.metric).double().cpu().numpy()
     return _proof(prompts, threshold, biases, before, values, float(np.mean(sizes)), float(np.mean(shares)), seed)
 
 
