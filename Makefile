@@ -2,6 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PLAIN := $(VENV)/.plain
 STAMP := $(VENV)/.installed
 COMPAT := .venv-compat
 PEERS := .venv-peers
@@ -12,16 +13,21 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(PLAIN): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	# torch first, pinned; on Linux without a GPU save gigabytes with
 	#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+# what tests, checks and docs need besides
+$(STAMP): $(PLAIN)
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: $(STAMP)
+demo: $(PLAIN)
 	$(BIN)/headscope models get smollm2-135m
 	$(BIN)/headscope scan smollm2-135m --out atlas
 	@echo "Open atlas/report.html in a browser."

@@ -38,7 +38,7 @@ def grid(page: Any) -> Any:
 
 class TestAtlas:
     def test_it_shows_scores_and_roles(self, view: Open, atlas: hs.Atlas) -> None:
-        page = view("/")
+        page = view("/?method=bos-sink")
         assert page.locator("h1").inner_text() == "Heads of tiny <b>bold</b>"
         assert page.title().startswith("Atlas")
         best = hs.top(atlas.scores["bos-sink"], 15)
@@ -84,8 +84,12 @@ class TestAtlas:
         page.wait_for_selector(".head-title")
         assert page.url.endswith("/head/1/1")
 
-    def test_methods_by_key_and_back(self, view: Open) -> None:
-        page = view("/")
+    def test_methods_by_key_and_back(self, view: Open, atlas: hs.Atlas) -> None:
+        page = view("/?method=nosuch")
+        proved = next(v for v in atlas.verdicts if v.verdict == "supported")
+        assert page.locator("#method").input_value() == proved.method == "previous-token"
+        assert "This atlas has no scores of nosuch." in page.inner_text("main")
+        page.keyboard.press("[")
         page.keyboard.press("]")
         page.keyboard.press("]")
         assert query(page)["method"] == "signed"
@@ -94,7 +98,7 @@ class TestAtlas:
         assert page.locator("#method").input_value() == "previous-token"
 
     def test_two_methods_compared(self, view: Open, atlas: hs.Atlas) -> None:
-        page = view("/")
+        page = view("/?method=bos-sink")
         page.select_option("#vs", "previous-token")
         page.wait_for_selector("svg.plot")
         agreed = hs.agree(atlas.scores["bos-sink"], atlas.scores["previous-token"])

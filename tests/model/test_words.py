@@ -42,7 +42,6 @@ def test_words_that_carry_their_space_keep_it() -> None:
     inner.pre_tokenizer = pre_tokenizers.Metaspace()
     inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     made = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
-    inner.add_tokens(["▁a"])
     assert made.decode([2]) == "The"  # what is lost by itself
     assert word(made, 3) == " capital" and word(made, 4) == "s"
     assert words(made, [2, 3, 4, 5, 6, 7]) == [" The", " capital", "s", "京(1/3)", "京(2/3)", "京(3/3)"]

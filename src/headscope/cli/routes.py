@@ -113,6 +113,14 @@ def routes(
 
     def human(console: Console) -> None:
         _show(console, route, top, proved=proof is not None)
+        for word in filter(None, (target, foil)):
+            if (
+                not word.startswith(" ")
+                and len(loaded.tokenizer(f" {word}", add_special_tokens=False)["input_ids"]) == 1
+            ):
+                console.print(
+                    f"Mind the space in front: {' ' + word!r} is another token.", soft_wrap=True, markup=False
+                )
         if proof is not None:
             _show_proof(console, proof)
         for path in written:
@@ -134,9 +142,10 @@ def _show(console: Console, route: Route, top: int, *, proved: bool) -> None:
         f"{len(route.nodes)} nodes and {len(route.edges)} edges; of the {route.parts:,} edges of heads into them "
         f"{route.evaluated / max(1, route.parts):.2%} had to be looked at."
     )
-    table = Table(title=f"heads on the route (share above {route.threshold:g})")
-    for name in ("head", "weight", "target − foil", "reads", "at"):
-        table.add_column(name, justify="right" if name in ("weight", "target − foil") else "left")
+    table = Table(title=f"the heaviest edges of heads (share above {route.threshold:g})")
+    signed = f"to the logit of {route.target!r}" if route.foil is None else "target − foil"
+    for name in ("head", "weight", signed, "reads", "at"):
+        table.add_column(Text(name), justify="right" if name in ("weight", signed) else "left")
     edges = [e for e in route.edges if e.kind == "head"]
     for edge in sorted(edges, key=lambda e: -e.weight)[:top]:
         key, query = (int(x.rpartition("@")[2]) for x in (edge.source, edge.target))

@@ -32,7 +32,7 @@ Measure = Annotated[
 Count = Annotated[int, typer.Option("--n", min=1, help="Prompts of the task.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for finished chunks and the result; needed to resume.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out.")]
-Engine = Annotated[str, typer.Option(help="local, or ray (pip install 'headscope[ray]').")]
+Engine = Annotated[str, typer.Option(help="local, or ray (pip install 'headscope\\[ray]').")]
 Top = Annotated[int, typer.Option(min=1, help="How many to print (JSON has all).")]
 
 _EDITS = ("zero", "mean", "resample", "scale")
@@ -254,7 +254,7 @@ def patch(
     given = {"--clean": clean, "--corrupt": corrupt, "--answer": answer, "--foil": foil}
     if task is None and any(value is None for value in given.values()):
         missing = ", ".join(name for name, value in given.items() if value is None)
-        raise UsageError(f"patch takes --clean, --corrupt, --answer and --foil, or --task; {missing} is missing.")
+        raise UsageError(f"patch takes --clean, --corrupt, --answer and --foil, or --task; left out: {missing}.")
     if task is not None and any(value is not None for value in given.values()):
         raise UsageError("patch takes either --task or prompts of your own.")
     _check_resume(out, resume)

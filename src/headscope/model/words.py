@@ -7,13 +7,15 @@ from typing import Any
 
 #: what a decoder gives for bytes that are no whole character
 BROKEN = "�"
+#: how SentencePiece writes the space in front of a token, which its decoder drops at the beginning of a text
+SPACE = "▁"
 #: tokens that one character may be spread over
 SPREAD = 8
 
 
 def word(tokenizer: Any, token: int) -> str:
-    """A token by itself, with the space in front that some decoders drop at the beginning of a text."""
-    return _after(tokenizer, [token])
+    """A token by itself, with its space in front."""
+    return _text(tokenizer, [token])
 
 
 def words(tokenizer: Any, ids: Sequence[int]) -> list[str]:
@@ -21,11 +23,11 @@ def words(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     found: list[str] = []
     while len(found) < len(ids):
         start = len(found)
-        first = text = _after(tokenizer, [ids[start]])
+        first = text = _text(tokenizer, [ids[start]])
         n = 1
         while text.endswith(BROKEN) and n < SPREAD and start + n < len(ids):
             n += 1
-            text = _after(tokenizer, ids[start : start + n])
+            text = _text(tokenizer, ids[start : start + n])
         if n == 1 or text.endswith(BROKEN):
             found.append(first)
         else:
@@ -33,8 +35,7 @@ def words(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return found
 
 
-def _after(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of tokens in the middle of a text."""
-    before = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer.decode([*before, *ids], clean_up_tokenization_spaces=False)
-    return str(whole[len(tokenizer.decode(before, clean_up_tokenization_spaces=False)) :])
+def _text(tokenizer: Any, ids: Sequence[int]) -> str:
+    text = str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+    first = str(tokenizer.convert_ids_to_tokens(int(ids[0])))
+    return f" {text}" if first.startswith(SPACE) and not text.startswith(" ") else text

@@ -46,7 +46,10 @@ function Loaded({ atlas }) {
   const drawn = atlas.methods.filter((m) => m.dims.join() === "layer,head" && m.shape[0] === layers && m.shape[1] === heads);
   const ofNeurons = atlas.methods.filter(scoresNeurons);
   const every = [...drawn, ...ofNeurons];
-  const method = every.find((m) => m.id === address.get("method")) || every[0];
+  const asked = address.get("method");
+  // what was proved is the first thing to see
+  const proved = atlas.verdicts.find((v) => v.verdict === "supported");
+  const method = every.find((m) => m.id === asked) || every.find((m) => m.id === proved?.method) || every[0];
   const neuronal = !!method && scoresNeurons(method);
   const peers = (neuronal ? ofNeurons : drawn).filter((m) => m !== method);
   const other = peers.find((m) => m.id === address.get("vs")) || null;
@@ -127,6 +130,7 @@ function Loaded({ atlas }) {
       ${shown && !neuronal && html`<span class="soft count">${shown.size} of ${layers * heads} heads</span>`}
       ${drawn.length > 0 && !neuronal && html`<${Save} says="Save all methods" what="all methods" of=${{ of: "methods" }} />`}
     </div>
+    ${asked && method?.id !== asked && html`<p class="soft">This atlas has no scores of ${asked}.</p>`}
     ${!method && html`<p>This atlas holds no scores of heads or neurons.</p>`}
     ${neuronal && html`<${Neurons} method=${method} other=${other} />`}
     ${!neuronal && html`<div class=${other ? "compare" : "single"}>
