@@ -7,6 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -79,3 +80,29 @@ def test_the_code_of_the_readme_runs(smollm2: Model, tmp_path: Path, monkeypatch
     assert str(scope["heads"]).startswith("[L18H6, L17H4")
     assert scope["effect"].dims == ("edit", "prompt")  # type: ignore[attr-defined]
     assert (tmp_path / "edited" / "model.safetensors").is_file() and (tmp_path / "atlas" / "report.html").is_file()
+
+
+@pytest.mark.real
+def test_the_code_of_routes_and_circuits_runs(smollm2: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but on one prompt with few edges and random sets; its route is the one that the page explains."""
+    page = (ROOT / "docs" / "routes-and-circuits.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    make, prove, prove_circuit = hs.tasks.make, hs.prove_routes, hs.prove_circuit
+    eap_ig, top_edges = hs.circuits.eap_ig, hs.circuits.top_edges
+    monkeypatch.setattr(hs, "load", lambda name: smollm2)
+    monkeypatch.setattr(hs.tasks, "make", lambda *a, n, seed=0: make(*a, n=1, seed=seed))
+    monkeypatch.setattr(hs, "prove_routes", lambda *a: prove(*a, n_random=2))
+    monkeypatch.setattr(hs, "prove_circuit", lambda *a: prove_circuit(*a, n_random=2))
+    monkeypatch.setattr(hs.circuits, "eap_ig", lambda *a: eap_ig(*a, steps=2))
+    monkeypatch.setattr(hs.circuits, "top_edges", lambda model, scores, n: top_edges(model, scores, 60))
+    scope: dict[str, Any] = {}
+    for code in blocks:
+        exec(compile(code, "routes-and-circuits.md", "exec"), scope)
+    route, one = scope["route"], scope["one"]
+    head = next(edge for edge in route.into("L23A@4") if edge.component == "L23H4")
+    assert f"L23H4 │  {head.weight:.3f} │        {head.signed:+.3f} │ ' France' (3)" in page
+    assert f"{len(route.nodes)} nodes and {len(route.edges)} edges" in page
+    assert f"{one.faithfulness:.0%} of the logit_diff is left" in page and f"{one.complement:.0%} is left)" in page
+    assert scope["idle"].keys() >= {str(head) for head in scope["circuit"].heads()}
+    assert (tmp_path / "route.html").is_file() and (tmp_path / "ioi.json").is_file()
