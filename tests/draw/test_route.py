@@ -8,14 +8,15 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headscope as hs
 from draw.test_figure import HOSTILE, SVG
 from headscope.draw import ENDINGS
-from headscope.draw.marks import Drawing, Line, Words, width_of
+from headscope.draw.marks import PALETTES, Drawing, Line, Words, width_of
 from headscope.draw.paper import write
-from headscope.draw.route import signed_limit
+from headscope.draw.route import _PALE, signed_limit
 from headscope.draw.route_layout import crosses
 from headscope.routes import Route
 from headscope.routes.route import Edge, Node
@@ -27,7 +28,7 @@ EDGES = (
     ("L0@0", "L1A@2", "head", "L1H0", 0.1, -0.5),
     ("L0@1", "L1A@2", "head", "L1H3", 0.1, -1.0),
     ("L1A@2", "L1@2", "residual", None, 0.8, 9.0),
-    ("L1MLP@2", "L1@2", "mlp", "L1MLP", 0.2, -0.25),
+    ("L1MLP@2", "L1@2", "mlp", "L1MLP", 0.2, -0.2),
     ("L1A@2", "L1MLP@2", "input", None, 1.0, 0.0),
     ("E@2", "L0@2", "head", "L0H2", 1.0, 0.5),
     ("E@0", "L0@0", "residual", None, 1.0, 0.0),
@@ -88,10 +89,24 @@ def test_width_is_the_share_and_red_is_dashed() -> None:
     assert (
         len({blue, red, grey}) == 3 and found["L1MLP@2 L1@2"]["stroke"] == red and found["E@2 L0@2"]["stroke"] == blue
     )
-    # the limit is the second largest of five single parts, 1.0; what is near 0 is half as strong, not gone
+    # the limit is the second largest of five single parts, 1.0; what is near 0 is paler, not gone
     assert signed_limit(route().document()["edges"]) == 1.0
     assert "stroke-opacity" not in found["L0@0 L1A@2"] and "stroke-opacity" not in found["L0@1 L1A@2"]
-    assert found["E@2 L0@2"]["stroke-opacity"] == "0.75" and found["L1MLP@2 L1@2"]["stroke-opacity"] == "0.62"
+    assert found["E@2 L0@2"]["stroke-opacity"] == "0.85" and found["L1MLP@2 L1@2"]["stroke-opacity"] == "0.76"
+
+
+@pytest.mark.parametrize("theme", PALETTES)
+@pytest.mark.parametrize("name", ["up", "down"])
+def test_the_palest_edge_is_seen_on_either_ground(theme: str, name: str) -> None:
+    def light(colour: list[float]) -> float:
+        """Relative luminance (WCAG 2)."""
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in colour]
+        return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+    back, ink = ([x / 255 for x in bytes.fromhex(PALETTES[theme][key][1:])] for key in ("back", name))
+    palest = [_PALE * x + (1 - _PALE) * y for x, y in zip(ink, back, strict=True)]
+    dark, bright = sorted((light(back), light(palest)))
+    assert (bright + 0.05) / (dark + 0.05) >= 3
 
 
 def test_heads_are_named_and_hints_say_the_numbers() -> None:

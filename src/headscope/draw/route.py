@@ -12,7 +12,7 @@ from headscope.draw.route_layout import LEFT, Layout, Room, Way, ways
 _NAME = 9.0  # size of the names of heads
 _NAMED = 40  # names at most; more would hide what they name
 _TRIED = 400  # ways of heads that a name is tried on
-_PALE = 0.5  # opacity of what adds next to nothing, so that it is seen on either ground
+_PALE = 0.7  # opacity of what adds next to nothing: a contrast of 3 to 1 with either ground
 _TOKEN = 18  # letters of a token
 _LEAST = 560.0  # width that a legend takes
 
