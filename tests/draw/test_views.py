@@ -101,7 +101,7 @@ def test_the_figure_of_a_lens(worded: Model) -> None:
     assert panel["frames"] == [[i, j] for i in range(4) for j in range(7) if best[i][j] == 2]
     assert hs.figure(found, by="target").data["panels"][0]["values"] == found.target_p.tolist()
     assert hs.figure(worded, prompt=PROMPT, target=HOSTILE).document() == figure.document()
-    assert figure.provenance["prompt"] == "".join(PROMPT.split()) and figure.provenance["target"] == HOSTILE
+    assert figure.provenance["prompt"] == " ".join(PROMPT.split()) and figure.provenance["target"] == HOSTILE
     assert f"L2 │ {found.words[best[3][0]][:12]}" in repr(figure)
     with pytest.raises(UsageError, match="best or target"):
         hs.figure(found, by="worst")
