@@ -182,6 +182,18 @@ class TestModel:
             ("copies", {"layer": 0, "head": 0, "token": "a b"}, "must be one token"),
             ("copies", {"layer": 0, "head": 7, "token": "a"}, "does not exist"),
             ("ablate", {"layer": 0, "head": 4, "prompt": "a"}, "does not exist"),
+            (
+                "jobs",
+                {"kind": "score", "method": "previous-token", "seed": 2**63},
+                "'seed' in the request is too large",
+            ),
+            (
+                "jobs",
+                {"kind": "score", "method": "previous-token", "seed": 10**400},
+                "'seed' in the request is too large",
+            ),
+            ("try/load", {"text": "[" * 50_000}, "The file you chose cannot be read"),
+            ("try/load", {"text": "{}"}, "The file you chose is not an edit file of headscope"),
             ("jobs", {"kind": "rm"}, "no job of kind"),
             ("jobs", {"kind": "score", "method": "nothing"}, "no score method"),
             ("jobs", {"kind": "verify", "role": "nothing"}, "no role"),
@@ -194,6 +206,11 @@ class TestModel:
         self, client: TestClient, refused: Refused, path: str, body: Any, words: str
     ) -> None:
         refused(client.post(f"/api/{path}", json=body), 400, words)
+
+    def test_half_a_character_is_refused(self, client: TestClient, refused: Refused) -> None:
+        text = '{"layer": 0, "head": 0, "token": "a\\ud83d"}'
+        answered = client.post("/api/copies", content=text, headers={"content-type": "application/json"})
+        refused(answered, 400, "half a character")
 
     @pytest.mark.parametrize("text", ["", "nonsense", "[1]", "3", '{"layer": ', "[" * 5000])
     def test_what_is_no_json_object_is_refused(self, client: TestClient, refused: Refused, text: str) -> None:

@@ -117,6 +117,11 @@ class TestToken:
     def test_it_leads_to_no_other_site(self, guarded: TestClient) -> None:
         first = guarded.get(f"//evil.example/?token={TOKEN}", follow_redirects=False)
         assert not first.headers.get("location", "").startswith("//")
+        # browsers read \\ as /, and leave tabs out
+        for path, place in (("/%5Cevil.example", "/%5Cevil.example"), ("/%09/evil.example", "/%09/evil.example"),
+                            ("/%E6%9D%B1", "/%E6%9D%B1"), ("/%0d%0aX:y", "/%0D%0AX%3Ay")):  # fmt: skip
+            found = guarded.get(f"{path}?token={TOKEN}", follow_redirects=False)
+            assert found.status_code == 303 and found.headers["location"] == place
 
     def test_foreign_sites_are_refused_with_it_too(self, guarded: TestClient, refused: Refused) -> None:
         headers = {"authorization": f"Bearer {TOKEN}", "origin": "https://evil.example"}

@@ -102,6 +102,13 @@ def test_agree_compares_what_both_have() -> None:
     assert found["overlap_top"] == 1.0  # the 9.0 has no partner
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_is_the_same_everywhere_has_no_order() -> None:
+    a = make(np.array([[1.0, 2.0], [3.0, 4.0]]))
+    for flat in (a * 0, a * NAN, a.where(a == 1)):
+        assert np.isnan(agree(a, flat)["spearman"])
+
+
 def test_agree_refuses_other_shapes() -> None:
     with pytest.raises(UsageError, match="equal dims"):
         agree(_random(), _random(heads=3))

@@ -244,3 +244,13 @@ def test_every_format_with_hostile_text(worded: Model, tmp_path: Path, ending: s
         if ending == ".json":
             assert Figure.load(path).svg() == figure.svg()
     assert len(cells(figures["lens"].svg())) == 4 * 7
+
+
+@pytest.mark.parametrize("ending", [".json", ".svg"])
+def test_a_method_that_orders_nothing_is_drawn_without_a_correlation(tmp_path: Path, ending: str) -> None:
+    atlas = two_methods()
+    atlas.scores["a"] = atlas.scores["a"] * 0
+    figure = hs.figure(atlas, method="a", against="b")
+    assert "(Spearman) – over" in figure.notes[0] and figure.provenance["spearman"] is None
+    figure.save(tmp_path / f"x{ending}")
+    assert not re.search(r"\bnan\b", (tmp_path / f"x{ending}").read_text(encoding="utf-8").lower())

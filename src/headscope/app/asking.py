@@ -77,7 +77,19 @@ def field(given: dict[str, Any], name: str, kind: type | tuple[type, ...], defau
         return value
     if not isinstance(value, kind) or isinstance(value, bool):
         raise UsageError(f"{name!r} in the request must be of type {getattr(kind, '__name__', 'float')}.")
+    if isinstance(value, str) and not _is_text(value):
+        raise UsageError(f"{name!r} in the request holds half a character; was it cut inside an emoji?")
+    if isinstance(value, int) and not abs(value) < 2**31:
+        raise UsageError(f"{name!r} in the request is too large; it takes whole numbers up to {2**31 - 1:,}.")
     return value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def place(given: dict[str, Any]) -> tuple[int, int, str]:

@@ -12,7 +12,7 @@ import ipaddress
 import json
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -100,7 +100,7 @@ class Guard:
         if in_address is not None and scope["method"] == "GET" and self._same(in_address):
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             # a path that begins with // would lead to another site
-            place = "/" + scope["path"].lstrip("/") + (f"?{rest}" if rest else "")
+            place = "/" + quote(scope["path"].lstrip("/"), safe="/@>") + (f"?{rest}" if rest else "")
             cookie = f"{COOKIE}={in_address}; Path=/; HttpOnly; SameSite=Strict"
             await answer(send, 303, "", {"Location": place, "Set-Cookie": cookie})
             return True

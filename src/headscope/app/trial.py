@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import tempfile
 from collections.abc import Callable
@@ -32,7 +31,9 @@ MOST_SECONDS = 40.0
 #: edit files that are held for the page
 MOST_FILES = 32
 CHUNK = 128
-_RANGE = re.compile(r"L(\d+)(?:-(\d+))?(?:(MLP|ATTN|RESID)|(H|KV|N)(?:(\d+)(?:-(\d+))?|(\*)))?")
+_RANGE = re.compile(r"L(\d{1,12})(?:-(\d{1,12}))?(?:(MLP|ATTN|RESID)|(H|KV|N)(?:(\d{1,12})(?:-(\d{1,12}))?|(\*)))?")
+#: no activation times more than this is a number
+MOST_FACTOR = 1e30
 
 
 def expand(text: str, sizes: dict[str, int]) -> tuple[Component, ...]:
@@ -96,7 +97,8 @@ class Files:
             try:
                 found = load_edits(path)
             except FileError as error:
-                raise FileError(str(error).replace(str(path), "you chose").replace("file you chose", "file")) from None
+                why = str(error).replace(f"edit file {path}", str(path)).replace(str(path), "file you chose")
+                raise FileError(why[0].upper() + why[1:] if why.startswith("The") else f"The {why}") from None
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
         rows = [_row(edit, name, i) for i, edit in enumerate(found)]
         if any(row["op"] == "kept" for row in rows):
@@ -162,7 +164,7 @@ def build(model: Model, rows: list[Any], ids: Tensor | None, files: Files) -> li
 
 def _number(row: dict[str, Any], name: str) -> float:
     value = row.get(name)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < MOST_FACTOR:
         raise UsageError(f"{name!r} of an edit must be a number.")
     return float(value)
 
@@ -211,7 +213,10 @@ def compare(model: Model, ids: Tensor, edits: list[Edit], k: int = 12) -> dict[s
     (before, loss_before), (after, loss_after) = sides
     change = after.exp() - before.exp()
     best = [x.topk(min(k, len(x))).indices.tolist() for x in (change.abs(), before, after)]
-    shown = sorted(dict.fromkeys(i for group in best for i in group), key=lambda i: -abs(float(change[i])))
+    best[0] = [i for i in best[0] if float(change[i])]
+    shown = sorted(
+        dict.fromkeys(i for group in best for i in group), key=lambda i: (-abs(float(change[i])), -float(before[i]))
+    )
     rows = [{"token": model.word(i), "before": float(before[i].exp()), "after": float(after[i].exp())} for i in shown]
     return {
         "tokens": rows,

@@ -97,7 +97,7 @@ def read_json(path: str | Path, what: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileError(f"There is no {what} at {path}.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeError, json.JSONDecodeError, RecursionError) as error:
         raise FileError(f"The {what} {path} cannot be read ({error}); it is damaged or not a JSON file.") from None
 
 

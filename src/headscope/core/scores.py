@@ -104,11 +104,15 @@ def agree(a: xr.DataArray, b: xr.DataArray, k: int = 10) -> dict[str, float]:
         raise UsageError(f"Only scores of equal dims compare, but these have {dict(a.sizes)} and {dict(b.sizes)}.")
     both = ~np.isnan(a.values + b.values)
     n = int(both.sum())
-    result = spearmanr(a.values[both], b.values[both])
+    # what is the same everywhere has no order
+    ordered = n > 1 and bool(np.ptp(a.values[both]) > 0 and np.ptp(b.values[both]) > 0)
+    result = spearmanr(a.values[both], b.values[both]) if ordered else None
     size = min(k, n)
     shared = set(top(a.where(both), size)) & set(top(b.where(both), size)) if n else set()
     overlap = len(shared) / size if n else float("nan")
-    return {"spearman": float(result.statistic), "p": float(result.pvalue), "n": n, "overlap_top": overlap}
+    nan = float("nan")
+    rho, p = (nan, nan) if result is None else (float(result.statistic), float(result.pvalue))
+    return {"spearman": rho, "p": p, "n": n, "overlap_top": overlap}
 
 
 def to_frame(scores: xr.DataArray) -> pd.DataFrame:

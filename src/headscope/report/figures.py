@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from headscope.draw.marks import visible
 from headscope.draw.scores import figure as of_scores
 from headscope.draw.scores import labels, meaning, panels_of
 from headscope.report.answers import example as example_of
+from headscope.report.numbers import plain
 from headscope.trace.show import of_pattern
 
 if TYPE_CHECKING:
@@ -97,13 +99,14 @@ def _compared(atlas: Atlas, x: str, y: str) -> Figure:
         "name": [rows[i] + columns[j] for i, j in both],
         "x": [float(xs.values[at]) for at in both], "y": [float(ys.values[at]) for at in both],
     }  # fmt: skip
+    rho = agreement["spearman"]
     notes = (
-        f"Rank correlation (Spearman) {agreement['spearman']:.2f} over {agreement['n']:,}; of the top 10 of each, "
-        f"{10 * agreement['overlap_top']:.0f} are shared.",
+        f"Rank correlation (Spearman) {plain(rho, '.2f')} over {agreement['n']:,}; of the top 10 of each, "
+        f"{plain(10 * agreement['overlap_top'], '.0f')} are shared.",
         *(f"{name}: {meaning(scores)}." for name, scores in ((x, xs), (y, ys)) if meaning(scores)),
     )
     about = {
-        **_about(atlas), "method": x, "against": y, "spearman": round(agreement["spearman"], 4), "seed": atlas.seed,
+        **_about(atlas), "method": x, "against": y, "spearman": None if isnan(rho) else round(rho, 4), "seed": atlas.seed,
         "headscope": version(),
     }  # fmt: skip
     return Figure("scatter", f"{x} against {y}", {"x": x, "y": y, "points": points}, about, notes)

@@ -15,6 +15,9 @@ export function rgb(t, theme) {
 
 export const css = (t, theme) => `rgb(${rgb(t, theme).join(",")})`;
 
+// Whether text on that colour is better in the opposite of the usual ink.
+export const strong = (t, theme) => Math.abs(t) > (theme === "dark" ? 0.55 : 0.67);
+
 // 256 colours of [0, 1] as 32-bit pixels, for images of many cells.
 export function pixels(theme) {
   const table = new Uint32Array(256);

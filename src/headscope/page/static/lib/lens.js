@@ -1,6 +1,6 @@
 // The logit lens on a canvas: layers × positions, the best token of each. Hover previews the five best, click locks.
 import { html, useEffect, useRef, useState } from "./ui.js";
-import { rgb, css, variable } from "./colour.js";
+import { rgb, css, strong, variable } from "./colour.js";
 import { prepared } from "./heat.js";
 import { useTheme } from "./theme.js";
 import { number, percent, visible } from "./text.js";
@@ -29,7 +29,7 @@ export function LensTable({ lens, tokens, width, position, by, locked, onLock, o
   useEffect(() => {
     if (!width) return;
     const context = prepared(base.current, full.w, full.h);
-    const [ink, soft, strong, mark] = ["--ink", "--soft", "--on-strong", "--mark"].map(variable);
+    const [ink, soft, light, mark] = ["--ink", "--soft", "--on-strong", "--mark"].map(variable);
     const shown = (text, room) => {
       let word = visible(text);
       while (word.length > 1 && context.measureText(word).width > room) word = `${word.slice(0, -2)}…`;
@@ -53,7 +53,7 @@ export function LensTable({ lens, tokens, width, position, by, locked, onLock, o
         const value = by === "target" ? lens.target_p[i] : lens.p[i * lens.k];
         context.fillStyle = `rgb(${rgb(value, theme)})`;
         context.fillRect(x, y, cell - 1, HIGH - 1);
-        context.fillStyle = value > 0.45 ? strong : ink;
+        context.fillStyle = strong(value, theme) ? light : ink;
         context.fillText(shown(lens.words[lens.top[i * lens.k]], cell - 8), x + 4, y + HIGH / 2);
         if (lens.top[i * lens.k] === lens.target) {
           context.strokeStyle = mark;

@@ -1,6 +1,6 @@
 // A head's attention, query × key, on a canvas: thousands of tokens stay fluid, since hovering only moves an overlay.
 import { html, useEffect, useMemo, useRef, useState } from "./ui.js";
-import { css, pixels, variable } from "./colour.js";
+import { css, pixels, strong, variable } from "./colour.js";
 import { prepared, useWidth } from "./heat.js";
 import { useKeys } from "./keys.js";
 import { Scale, Token } from "./parts.js";
@@ -147,7 +147,7 @@ function Read({ at, values, tokens }) {
   return html`<p class="read" aria-live="polite">
     <code class="token">${visible(tokens[at.q])}</code><small class="soft"> ${at.q}</small>
     ${value !== null && html` looks at <code class="token">${visible(tokens[at.k])}</code><small class="soft"> ${at.k}</small> ${" "}<b>${number(value, 4)}</b>
-      <span class="soft"> (${rank === 1 ? "most" : `${rank}th`} of its row)</span>`}
+      <span class="soft"> (${rank === 1 ? "most" : `number ${rank}`} of its row)</span>`}
   </p>`;
 }
 
@@ -187,7 +187,7 @@ export function Looked({ values, tokens, look }) {
     ${tokens.map((token, k) => {
       const value = values[query * n + k];
       return html`<button key=${k} class=${k === query ? "query" : ""} title=${`${k}: ${number(value, 4)}`} aria-pressed=${k === query}
-        style=${{ background: value > 0.002 ? css(value, theme) : "transparent", color: value > 0.45 ? "var(--on-strong)" : "var(--ink)" }}
+        style=${{ background: value > 0.002 ? css(value, theme) : "transparent", color: strong(value, theme) ? "var(--on-strong)" : "var(--ink)" }}
         onClick=${() => look.from(k)}>${visible(token)}</button>`;
     })}
   </p>

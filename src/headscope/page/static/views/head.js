@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "../lib/ui.js";
 import { go, headHref, hrefWith, useAddress, viewHref } from "../lib/address.js";
 import { useAsk, useGet } from "../lib/api.js";
-import { css } from "../lib/colour.js";
+import { css, strong } from "../lib/colour.js";
 import { useKeys } from "../lib/keys.js";
 import { Controls, Dose, Failure, Token, TokenTable, Verdict, Waiting } from "../lib/parts.js";
 import { Attention, Looked, useLook } from "../lib/pattern.js";
@@ -226,7 +226,7 @@ function Examples({ layer, head, address }) {
         <span class="shown">${row.tokens.slice(0, row.at + 6).map((token, i) => {
           const value = row.attention[i];
           return html`<span class=${i === row.at ? "query" : i > row.at ? "later" : ""} title=${i > row.at ? "later" : number(value, 3)}
-            style=${i <= row.at && value > 0.01 ? { background: css(value, theme), color: value > 0.45 ? "var(--on-strong)" : "var(--ink)" } : {}}>${visible(token)}</span>`;
+            style=${i <= row.at && value > 0.01 ? { background: css(value, theme), color: strong(value, theme) ? "var(--on-strong)" : "var(--ink)" } : {}}>${visible(token)}</span>`;
         })}</span></li>`)}</ol>`}
   </section>`;
 }
