@@ -198,6 +198,7 @@ class TestModel:
             ("jobs", {"kind": "score", "method": "nothing"}, "no score method"),
             ("jobs", {"kind": "verify", "role": "nothing"}, "no role"),
             ("jobs", {"kind": "verify", "role": "sink", "heads": [3]}, "not the name of a component"),
+            ("jobs", {"kind": "verify", "role": "sink", "heads": ["L99H99"]}, "L99H99 does not exist"),
             ("jobs", {"kind": "scan", "methods": "../../etc"}, "quick"),
             ("jobs/5/cancel", {}, "no job 5"),
         ],

@@ -130,7 +130,12 @@ class Session:
 
         get_role(role)
         chosen = components(heads) if heads is not None else None
-        self.need_atlas()
+        size = self.need_atlas().model["anatomy"]
+        for c in chosen or ():
+            if c.kind == "head" and not (c.layer < size["n_layers"] and (c.index or 0) < size["n_heads"]):
+                raise UsageError(
+                    f"{c} does not exist; the atlas is of {size['n_layers']} layers of {size['n_heads']} heads, counted from 0."
+                )
 
         def work(tell: Tell) -> dict[str, Any]:
             from headscope.verify import verify

@@ -169,7 +169,7 @@ export function Density({ values, neurons, zoom, onZoom, hovered, onHover, locke
       <canvas ref=${over} class="over" tabindex="0" role="application"
         aria-label=${`${label}: ${layers} layers of ${neurons} neurons by score; left and right walk by score, up and down over layers, plus and minus zoom, space locks`}
         onPointerDown=${down} onPointerMove=${move} onPointerUp=${lift} onPointerCancel=${lift} onPointerLeave=${() => onHover(null)}
-        onClick=${(e) => dragged.current < 4 && at(e) !== null && onLock(at(e))} onDblClick=${() => setView(all)} onKeyDown=${key}></canvas>
+        onClick=${(e) => dragged.current < 4 && at(e) !== null && (onHover(at(e)), onLock(at(e)))} onDblClick=${() => setView(all)} onKeyDown=${key}></canvas>
     </div>
     <p class="read" aria-live="polite">${told === null
       ? html`<span class="soft">Hover or walk with the arrows; click locks. Wheel, pinch, + and − zoom, dragging moves, a double click shows all.</span>`
