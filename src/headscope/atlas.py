@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.core.errors import FileError, UsageError
 from headscope.core.files import new_folder, read_json
-from headscope.core.scores import from_frame, to_frame
+from headscope.core.scores import from_frame, infinite_at, to_frame
 from headscope.verify import Verdict
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ class Atlas:
     skipped: dict[str, str] = field(default_factory=dict)
     examples: list[dict[str, Any]] = field(default_factory=list)
     weights: xr.DataArray | None = None
+
+    def __post_init__(self) -> None:
+        for name, scores in self.scores.items():
+            if place := infinite_at(scores):
+                raise UsageError(f"The scores of {name} are infinite at {place}; take NaN for what was not measured.")
 
     def verdict_frame(self) -> pd.DataFrame:
         """One row a role, as in `verdicts.parquet`."""

@@ -8,8 +8,9 @@ import pytest
 import torch
 import xarray as xr
 
+import headscope as hs
 from headscope.core.errors import UsageError
-from headscope.core.scores import agree, from_frame, make, rank, to_frame, top
+from headscope.core.scores import agree, from_frame, infinite_at, make, rank, to_frame, top
 
 NAN = float("nan")
 
@@ -107,6 +108,15 @@ def test_what_is_the_same_everywhere_has_no_order() -> None:
     a = make(np.array([[1.0, 2.0], [3.0, 4.0]]))
     for flat in (a * 0, a * NAN, a.where(a == 1)):
         assert np.isnan(agree(a, flat)["spearman"])
+
+
+def test_infinite_scores_are_named_and_refused() -> None:
+    values = np.array([[1.0, NAN, 3.0], [4.0, -np.inf, np.inf]])
+    assert infinite_at(make(values)) == "layer 1, head 1" and infinite_at(make(values[:1])) is None
+    with pytest.raises(UsageError, match="infinite at layer 1, head 1"):
+        hs.figure(make(values))
+    with pytest.raises(UsageError, match="scores of mine are infinite at layer 1, head 1"):
+        hs.Atlas({"name": "x", "fingerprint": "y", "anatomy": {}}, 0, {"mine": make(values)}, [])
 
 
 def test_agree_refuses_other_shapes() -> None:

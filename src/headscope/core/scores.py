@@ -95,6 +95,14 @@ def auroc(values: Any, truth: Any) -> float:
     return float((rankdata(values)[truth].sum() - n_true * (n_true + 1) / 2) / (n_true * n_false))
 
 
+def infinite_at(scores: xr.DataArray) -> str | None:
+    """Where scores are infinite, which no figure and no page can show (NaN is what was not measured); None: nowhere."""
+    import numpy as np
+
+    found = np.argwhere(np.isinf(scores.values))
+    return ", ".join(f"{dim} {i}" for dim, i in zip(scores.dims, found[0], strict=True)) if len(found) else None
+
+
 def agree(a: xr.DataArray, b: xr.DataArray, k: int = 10) -> dict[str, float]:
     """Spearman correlation of two scores over the `n` components that both score, and the overlap of their top `k`."""
     import numpy as np

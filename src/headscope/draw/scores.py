@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from headscope.core.errors import UsageError
+from headscope.core.scores import infinite_at
 from headscope.draw.figure import Figure, version
 from headscope.draw.marks import visible
 
@@ -97,6 +98,10 @@ def _check(scores: xr.DataArray) -> None:
         )
     if scores.dtype.kind not in "fiub":
         raise UsageError(f"A figure shows numbers, but these scores are of type {scores.dtype}.")
+    if place := infinite_at(scores):
+        raise UsageError(
+            f"A figure shows numbers, but these scores are infinite at {place}; take NaN for what is missing."
+        )
 
 
 def _last_two(scores: xr.DataArray) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.core.errors import HeadscopeError, NotApplicable, UsageError
 from headscope.core.registry import MethodSpec, get
+from headscope.core.scores import infinite_at
 from headscope.model import Model
 
 if TYPE_CHECKING:
@@ -69,7 +70,10 @@ def score(model: Model, method_id: str, *, seed: int = 0, **options: Any) -> xr.
     Raises UsageError for an unknown method or option, NotApplicable where the model lacks what the method needs.
     """
     spec, method = _ready(model, method_id, "score", options)
-    return _label(method.score(model, seed=seed), model, spec, method, seed)
+    found = method.score(model, seed=seed)
+    if place := infinite_at(found):
+        raise NotApplicable(f"The scores of {method_id} on {model.name} are infinite at {place}.")
+    return _label(found, model, spec, method, seed)
 
 
 def attribute(model: Model, method_id: str, prompts: Prompts, *, seed: int = 0, **options: Any) -> xr.DataArray:
