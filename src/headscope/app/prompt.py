@@ -308,17 +308,7 @@ def _direct(seen: Seen, vectors: Tensor, position: int, k: int = 8) -> list[dict
     if frozen is not None:
         vectors = frozen.through(vectors, torch.zeros(len(vectors), dtype=torch.long, device=vectors.device))
     logits = (vectors @ a.W_U).float()
-    found = []
-    for values in logits - logits.mean(-1, keepdim=True):
-        rows = {}
-        for name, largest in (("promoted", True), ("suppressed", False)):
-            best = values.topk(min(k, len(values)), largest=largest)
-            rows[name] = [
-                {"token": model.word(i), "value": value}
-                for i, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            ]
-        found.append(rows)
-    return found
+    return [look.ranked(model, values, k) for values in logits - logits.mean(-1, keepdim=True)]
 
 
 def neuronpedia(found: Route) -> dict[str, str]:

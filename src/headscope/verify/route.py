@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from headscope.circuits.quality import shares_left
 from headscope.circuits.run import sign
-from headscope.core.errors import NotApplicable, UsageError
+from headscope.core.errors import UsageError
 from headscope.model import Model
 from headscope.routes import Route, routes
 from headscope.routes.cut import Kept, Means, cut, kept_by, means_of, random_like, rest_of
@@ -146,23 +147,16 @@ def _proof(
 ) -> RouteProof:  # fmt: skip
     route, empty, rest, control = values[:, 0], values[:, 1], values[:, 2], values[:, 3:].T
     better = sign(prompts.metric)
-    span = before.mean() - empty.mean()
-    if abs(span) < 1e-6:
-        raise NotApplicable(
-            f"The metric {prompts.metric} is the same with every edge cut, so there is nothing to explain."
-        )
-
-    def share_of(x: Any) -> float:
-        return float((x - empty.mean()) / span)
-
     each = control.mean(1)
     seen = beside_random(route, control, better, "random routes", seed=seed)
-    faithful, randomly = share_of(route.mean()), share_of(each.mean())
+    left = shares_left(np.array([route.mean(), each.mean(), seen.most, rest.mean()]), empty, before, prompts.metric)
+    faithful, randomly, random_most, complement = (float(x) for x in left)
+    span = before.mean() - empty.mean()
     figures = left_over(faithful, randomly, prompts.metric, "random routes")
     return RouteProof(
         task=prompts.name, metric=prompts.metric, threshold=threshold, biases=biases, n_prompts=len(route), n_random=len(control),
         n_edges=size, share=share, clean=float(before.mean()), empty=float(empty.mean()), route=float(route.mean()),
         faithfulness=faithful, random=randomly, random_sd=float(each.std(ddof=1) / abs(span)),
-        random_most=share_of(seen.most), complement=share_of(rest.mean()), diff_ci_low=seen.low, diff_ci_high=seen.high, p=seen.p,
+        random_most=random_most, complement=complement, diff_ci_low=seen.low, diff_ci_high=seen.high, p=seen.p,
         verdict=seen.verdict, reason=f"{figures}; {seen.reason}",
     )  # fmt: skip
