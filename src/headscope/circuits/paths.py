@@ -16,7 +16,7 @@ from headscope.core.scores import make
 from headscope.model import Model
 from headscope.model.graph import Graph, graph_of
 from headscope.sweep import clean, finite, measure
-from headscope.sweep.metrics import Metric
+from headscope.sweep.metrics import Metric, name_of
 from headscope.sweep.patching import corrupted
 from headscope.tasks import Prompts
 from headscope.trace.senders import written
@@ -67,7 +67,7 @@ def path_patching(
     base = np.zeros(len(prompts)) if metric == "kl" else clean(model, prompts, metric).double().cpu().numpy()
     made = make(
         sign(metric) * (base - values), ("sender", "prompt"), method="path-patching", task=prompts.name, mlps=mlps,
-        metric=metric if isinstance(metric, str) else getattr(metric, "__name__", "a function"), receivers=told,
+        metric=name_of(metric), receivers=told,
     )  # fmt: skip
     return made.assign_coords(sender=[graph.senders[s].name for s in sources])
 

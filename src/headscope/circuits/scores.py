@@ -29,7 +29,7 @@ from headscope.core.scores import make
 from headscope.model import Model
 from headscope.model.graph import Graph, graph_of
 from headscope.sweep import clean, finite, measure
-from headscope.sweep.metrics import Metric
+from headscope.sweep.metrics import Metric, name_of
 from headscope.tasks import Prompts
 from headscope.trace.gradients import add_gradients
 from headscope.trace.senders import written
@@ -193,7 +193,7 @@ def _scores(
     values = np.where(graph.exists.numpy(), values, np.nan)
     made = make(
         values, ("sender", "receiver"), method=method, model=model.name, fingerprint=model.fingerprint, task=prompts.name,
-        metric=metric if isinstance(metric, str) else getattr(metric, "__name__", "a function"), seed=prompts.seed,
+        metric=name_of(metric), seed=prompts.seed,
         replacement=replace, neurons=list(graph.neurons), n_prompts=len(prompts), higher_means="helps the task", **attrs,
     )  # fmt: skip
     return made.assign_coords(

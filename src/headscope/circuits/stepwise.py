@@ -14,7 +14,7 @@ from headscope.circuits.scores import check_time
 from headscope.core.errors import UsageError
 from headscope.model import Model
 from headscope.model.graph import Graph, graph_of
-from headscope.sweep.metrics import Metric
+from headscope.sweep.metrics import Metric, name_of
 from headscope.tasks import Prompts
 
 #: edges that are cut one after the other in one call; one that is missed ends the chain
@@ -66,9 +66,8 @@ def acdc(
                 check_time((time.monotonic() - start) / runs, total)
         if progress is not None:
             progress(done, total)
-    name = metric if isinstance(metric, str) else getattr(metric, "__name__", "a function")
     return circuit_of(
-        model, kept, graph, task=prompts.name, metric=name, method=f"acdc, tau {tau:g}", replacement=replace,
+        model, kept, graph, task=prompts.name, metric=name_of(metric), method=f"acdc, tau {tau:g}", replacement=replace,
         seed=prompts.seed,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from headscope.core.errors import UsageError
 from headscope.core.scores import make
 from headscope.draw import version
 from headscope.model import Model
-from headscope.sweep.metrics import Metric, measure
+from headscope.sweep.metrics import Metric, measure, name_of
 from headscope.sweep.plan import Chunk, Plan, affordable_tokens, make_plan
 from headscope.trace import Edit
 from headscope.trace.hooks import active
@@ -116,10 +116,9 @@ class Job:
 
     def origin(self) -> dict[str, Any]:
         """Where the values come from."""
-        name = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "a function")
         task = {} if isinstance(self.prompts, Tensor) else {"task": self.prompts.name, "seed": self.prompts.seed}
         return {
-            "method": "sweep", "metric": name, **task, "model": self.model.name, "fingerprint": self.model.fingerprint,
+            "method": "sweep", "metric": name_of(self.metric), **task, "model": self.model.name, "fingerprint": self.model.fingerprint,
             "version": version(),
         }  # fmt: skip
 

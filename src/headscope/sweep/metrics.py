@@ -49,6 +49,11 @@ METRICS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
 }  # fmt: skip
 
 
+def name_of(metric: Metric) -> str:
+    """What results call a metric."""
+    return metric if isinstance(metric, str) else getattr(metric, "__name__", "a function")
+
+
 def finite(logits: Tensor, task: str) -> Tensor:
     """The logits. Raises NotApplicable where one is NaN or +inf: nothing follows from a metric of these. (-inf is how some
     models rule tokens out.)"""

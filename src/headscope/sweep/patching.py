@@ -17,7 +17,7 @@ from headscope.core.scores import from_frame, make, to_frame
 from headscope.draw import version
 from headscope.model import Model
 from headscope.sweep.folder import load_sweep
-from headscope.sweep.metrics import Metric, measure
+from headscope.sweep.metrics import Metric, measure, name_of
 from headscope.sweep.sweep import clean, sweep
 from headscope.trace import Capture, Edit, patch, resolve, trace
 from headscope.trace.edit import SITE
@@ -129,7 +129,7 @@ def patching(
         )
     values = sweep(model, base, edits, metric, **options).values[:, used].mean(1)
     top, low = good[used].mean(), bad[used].mean()
-    how = {"method": "activation patching", "direction": direction, "metric": _named(metric)}
+    how = {"method": "activation patching", "direction": direction, "metric": name_of(metric)}
     effect = (values - low if direction == "denoise" else top - values) / (top - low)
     shaped = _shaped(model, effect, over, positions, prompts, **how)
     found = Patching(shaped, float(top), float(low), float(used.mean()))
@@ -171,7 +171,7 @@ def attribution_patching(
     value = (bad if direction == "denoise" else good).sum()
     if not value.requires_grad:
         raise UsageError(
-            f"The metric {_named(metric)} has no gradient; take logit_diff, loss, prob or logit, or patch exactly."
+            f"The metric {name_of(metric)} has no gradient; take logit_diff, loss, prob or logit, or patch exactly."
         )
     layers = range(model.anatomy.n_layers)
     gradients = torch.autograd.grad(value, [here[site, layer] for layer in layers])
@@ -180,13 +180,9 @@ def attribution_patching(
     per = moved[:, used].mean(1)
     per = per.sum(1) if positions == "all" else per[:, -1] if positions == "last" else per.moveaxis(1, -1)
     top, low = (float(x.detach()[used].mean()) for x in (good, bad))
-    how = {"method": "attribution patching", "direction": direction, "metric": _named(metric)}
+    how = {"method": "attribution patching", "direction": direction, "metric": name_of(metric)}
     effect = per.double().cpu().numpy() * (1 if direction == "denoise" else -1) / (top - low)
     return Patching(_shaped(model, effect, over, positions, prompts, **how), top, low, float(used.double().mean()))
-
-
-def _named(metric: Metric) -> str:
-    return metric if isinstance(metric, str) else getattr(metric, "__name__", "given")
 
 
 def corrupted(prompts: Prompts) -> Prompts:
